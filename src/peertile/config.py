@@ -1,0 +1,105 @@
+"""Every environment variable that peertile reads, read once into a frozen dataclass.
+
+Precedence everywhere: an explicit argument, then the environment, then the default here. The table
+in docs/reference/environment.md is generated from `VARIABLES`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from peertile.errors import ArgumentError
+
+__all__ = ["VARIABLES", "Config", "Variable", "config", "read_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: its name, the values it takes, its default, what it does."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+VARIABLES: Final = (
+    Variable("PEERTILE_WAIT_TIMEOUT_S", "seconds > 0", "30", "bound of every wait on a device and between hosts"),
+    Variable("PEERTILE_CACHE_DIR", "a folder", "~/.cache/peertile", "where compiled kernels are kept"),
+    Variable("PEERTILE_CACHE_MAX_MB", "MiB >= 0", "512", "size bound of the disk cache; 0 turns it off"),
+    Variable("PEERTILE_CPU_THREADS", "integer >= 1", "cores / local ranks", "threads that run programs on cpu"),
+    Variable("PEERTILE_CPU_TARGET", "an LLVM cpu name", "host", "processor to compile for"),
+    Variable("PEERTILE_MASTER_PORT", "1-65535", "MASTER_PORT, then 8361", "rendezvous port of a job"),
+    Variable("PEERTILE_SPIN_BUDGET_US", "microseconds >= 0", "20", "how long await polls before it sleeps; 0 disables"),
+    Variable("PEERTILE_HOST_SYNC", "spin, block", "unset", "forces host callbacks as the completion path"),
+    Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of this process. Times are in seconds unless the name says otherwise."""
+
+    wait_timeout_s: float
+    cache_dir: Path
+    cache_max_bytes: int
+    cpu_threads: int | None
+    cpu_target: str | None
+    master_port: int | None
+    spin_budget_us: int
+    host_sync: str | None
+    verify_passes: bool
+
+
+def _number(
+    env: Mapping[str, str],
+    name: str,
+    default: Any,
+    convert: Callable[[str], Any],
+    ok: Callable[[Any], bool],
+    expected: str,
+) -> Any:
+    text = env.get(name)
+    if text is None:
+        return default
+    try:
+        value = convert(text)
+    except ValueError:
+        value = None
+    if value is None or not ok(value):
+        raise ArgumentError(f"{name}: expected {expected}, got {text!r}")
+    return value
+
+
+def read_config(env: Mapping[str, str]) -> Config:
+    """Settings from `env`; ArgumentError naming the variable, what it takes and what it was."""
+    host_sync = env.get("PEERTILE_HOST_SYNC")
+    if host_sync not in (None, "spin", "block"):
+        raise ArgumentError(f"PEERTILE_HOST_SYNC: expected spin or block, got {host_sync!r}")
+    cache_dir = env.get("PEERTILE_CACHE_DIR")
+    return Config(
+        wait_timeout_s=_number(env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0"),
+        cache_dir=Path(cache_dir) if cache_dir else Path(env.get("HOME", "/tmp")) / ".cache" / "peertile",
+        cache_max_bytes=_number(env, "PEERTILE_CACHE_MAX_MB", 512, int, lambda v: v >= 0, "MiB >= 0") << 20,
+        cpu_threads=_number(env, "PEERTILE_CPU_THREADS", None, int, lambda v: v >= 1, "an integer >= 1"),
+        cpu_target=env.get("PEERTILE_CPU_TARGET"),
+        master_port=_number(env, "PEERTILE_MASTER_PORT", None, int, lambda v: 0 < v < 65536, "a port, 1-65535"),
+        spin_budget_us=_number(env, "PEERTILE_SPIN_BUDGET_US", 20, int, lambda v: v >= 0, "microseconds >= 0"),
+        host_sync=host_sync,
+        verify_passes=_number(env, "PEERTILE_DEBUG_VERIFY", 1, int, lambda v: v in (0, 1), "0 or 1") == 1,
+    )
+
+
+_current: Config | None = None
+
+
+def config() -> Config:
+    """The settings of this process, read from its environment at the first call."""
+    global _current
+    if _current is None:
+        _current = read_config(os.environ)
+    return _current

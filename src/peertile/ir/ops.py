@@ -1,0 +1,1219 @@
+"""Every op of tile IR: operands, attributes, effects, verify rule. No backend, no numpy, no meaning.
+
+Meaning registers in `peertile.meaning`, lowering in a backend, each from outside; a table test fails
+when an op lacks one. Ops marked *expanded* are rewritten by `passes.protocols` into the primitive ops
+of this file before any backend or evaluator sees them.
+
+Index operands are scalars of i64. A *tile index* counts tiles of the access's shape; an *element
+index* counts elements.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from peertile.dtypes import i64
+from peertile.ir.core import Effect, Op, Value
+from peertile.ir.types import (
+    MAX_TILE_RANK,
+    BarrierType,
+    CounterType,
+    MailboxType,
+    ObjectType,
+    PointerType,
+    SignalType,
+    Space,
+    SymmetricType,
+    TileType,
+    TokenType,
+    ViewType,
+)
+from peertile.memory_model import Cmp, Order, Rmw, Scope
+
+NO_EFFECT: Final[frozenset[Effect]] = frozenset()
+
+
+class Bounds(Enum):
+    """How the tile index of an access is known to be inside its view.
+
+    UNKNOWN must not reach a backend: the bounds pass replaces it. PROVEN follows from provenance,
+    LAUNCH is checked by the launcher, KERNEL has a `check` op in front of the access.
+    """
+
+    UNKNOWN = "unknown"
+    PROVEN = "proven"
+    LAUNCH = "launch"
+    KERNEL = "kernel"
+
+
+class Padding(Enum):
+    """What a load gives for elements of a partial tile that lie outside its view."""
+
+    ZERO = "zero"
+    NEG_ZERO = "neg_zero"
+    NAN = "nan"
+    INF = "inf"
+    NEG_INF = "neg_inf"
+
+
+class Unary(Enum):
+    NEG = "neg"
+    NOT = "not"
+    ABS = "abs"
+    EXP = "exp"
+    EXP2 = "exp2"
+    LOG = "log"
+    LOG2 = "log2"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    SIN = "sin"
+    COS = "cos"
+    TAN = "tan"
+    SINH = "sinh"
+    COSH = "cosh"
+    TANH = "tanh"
+    ERF = "erf"
+    SIGMOID = "sigmoid"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    ROUND = "round"
+
+
+FLOAT_UNARY: Final = frozenset(Unary) - {Unary.NEG, Unary.NOT, Unary.ABS}
+
+
+class Binary(Enum):
+    """`DIV` is true division of floats; `FLOORDIV`/`MOD` round towards minus infinity (as Python),
+    `QUOT`/`REM` towards zero (as C), integers only. Integer arithmetic wraps. A shift by the width or
+    more gives 0 (or the sign). Integer division by zero gives 0 quotient and the dividend as remainder,
+    so that all targets agree. MIN/MAX of floats give NaN if either is NaN."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FLOORDIV = "floordiv"
+    MOD = "mod"
+    QUOT = "quot"
+    REM = "rem"
+    MIN = "min"
+    MAX = "max"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+    SHL = "shl"
+    SHR = "shr"
+    MULHI = "mulhi"
+    POW = "pow"
+    ATAN2 = "atan2"
+
+
+class Compare(Enum):
+    """Comparison; of floats, ordered (false with NaN) but for NE. `AT_LEAST` is the wrap-safe `>=` of
+    unsigned or signed integers: the difference, as signed, is >= 0."""
+
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+    GT = "gt"
+    GE = "ge"
+    AT_LEAST = "at_least"
+
+
+class Fold(Enum):
+    """Associative functions of a reduction. MIN/MAX propagate NaN. Identity: 0, 1, -inf/min, inf/max,
+    all ones, 0, 0."""
+
+    ADD = "add"
+    MUL = "mul"
+    MAX = "max"
+    MIN = "min"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+
+
+class Rounding(Enum):
+    """How a cast rounds: float to float to nearest even unless said otherwise, float to integer to zero."""
+
+    DEFAULT = "default"
+    NEAREST = "nearest"
+    ZERO = "zero"
+    UP = "up"
+    DOWN = "down"
+
+
+class CheckKind(Enum):
+    """What a failed `check` is reported as."""
+
+    ASSERT = "assert"
+    BOUNDS = "bounds"
+    SIGNATURE = "signature"
+
+
+def _tile(op: Op, value: Value, role: str) -> TileType:
+    if not isinstance(value.type, TileType):
+        op.fail(f"{role}: expected a tile, got {value.type}")
+    assert isinstance(value.type, TileType)
+    return value.type
+
+
+def _index(op: Op, value: Value, role: str) -> None:
+    t = _tile(op, value, role)
+    op.require(t.shape == () and t.dtype == i64, f"{role}: expected an i64 scalar, got {t}")
+
+
+def _same(op: Op, a: object, b: object, role: str) -> None:
+    op.require(a == b, f"{role}: expected {a}, got {b}")
+
+
+def _scope_order(op: Op, allowed: tuple[Order, ...]) -> None:
+    order, scope = op.attrs["order"], op.attrs["scope"]
+    op.require(order in allowed, f"order: expected one of {', '.join(o.value for o in allowed)}, got {order.value}")
+    if order is Order.WEAK:
+        op.require(scope is None, f"scope: a weak access takes none, got {scope}")
+    else:
+        op.require(isinstance(scope, Scope), f"scope: required with order {order.value}, got none")
+
+
+def _peer_scope(op: Op, space: Space) -> None:
+    if space is Space.PEER and op.attrs["scope"] is not None:
+        op.require(
+            op.attrs["scope"] is Scope.SYSTEM,
+            f"scope: peer memory needs system, got {op.attrs['scope'].value}",
+        )
+
+
+# ---------------------------------------------------------------- values
+
+
+class Const(Op):
+    """A scalar constant. `value` is int, float (nan and ±inf included) or bool, of the result's dtype."""
+
+    NAME = "const"
+    ATTRS = {"value": ...}
+
+    def verify(self) -> None:
+        t = _tile(self, self.result, "result")
+        self.require(t.is_scalar, f"result: expected a scalar, got {t}")
+        v = self.attrs["value"]
+        if t.dtype.is_bool:
+            self.require(isinstance(v, bool), f"value: expected bool for {t}, got {v!r}")
+        elif t.dtype.is_int:
+            self.require(isinstance(v, int) and not isinstance(v, bool), f"value: expected int for {t}, got {v!r}")
+            assert isinstance(v, int)
+            self.require(t.dtype.min <= v <= t.dtype.max, f"value: {v} does not fit {t}")
+        else:
+            self.require(isinstance(v, float), f"value: expected float for {t}, got {v!r}")
+
+
+class ProgramId(Op):
+    """Index of this program on a grid axis (i64)."""
+
+    NAME = "program_id"
+    ATTRS = {"axis": 0}
+
+    def verify(self) -> None:
+        _index(self, self.result, "result")
+        self.require(self.attrs["axis"] in (0, 1, 2), f"axis: expected 0, 1 or 2, got {self.attrs['axis']}")
+
+
+class NumPrograms(ProgramId):
+    """Number of programs on a grid axis (i64)."""
+
+    NAME = "num_programs"
+
+
+class Rank(Op):
+    """This rank in the group of a symmetric object or field (i64). Operand: the object."""
+
+    NAME = "rank"
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, SymmetricType), f"object: expected symmetric, got {t}")
+        _index(self, self.result, "result")
+
+
+class NumRanks(Rank):
+    """Number of ranks of the group of a symmetric object (i64)."""
+
+    NAME = "num_ranks"
+
+
+class Extent(Op):
+    """Extent of a view or symmetric object along `axis`, in elements (i64)."""
+
+    NAME = "extent"
+    ATTRS = {"axis": ...}
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, ViewType | SymmetricType), f"view: expected a view, got {t}")
+        assert isinstance(t, ViewType | SymmetricType)
+        axis = self.attrs["axis"]
+        self.require(isinstance(axis, int) and 0 <= axis < t.rank, f"axis: expected 0 to {t.rank - 1}, got {axis}")
+        _index(self, self.result, "result")
+
+
+class NumTiles(Op):
+    """Number of tiles of `size` elements along `axis`: ceil(extent / size) (i64)."""
+
+    NAME = "num_tiles"
+    ATTRS = {"axis": ..., "size": ...}
+
+    def verify(self) -> None:
+        Extent.verify(self)  # type: ignore[arg-type]
+        size = self.attrs["size"]
+        self.require(isinstance(size, int) and size > 0, f"size: expected a positive int, got {size}")
+
+
+class TileIndex(Op):
+    """Tile index (one i64 per axis) of the `linear`-th tile of an exclusive view's partition.
+
+    Operands: view, linear. Defined for 0 <= linear < product of num_tiles; the order is row-major,
+    swizzled as the partition says. Its results are in bounds by construction.
+    """
+
+    NAME = "tile_index"
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(
+            isinstance(t, ViewType) and t.partition is not None, f"view: expected an exclusive partition, got {t}"
+        )
+        assert isinstance(t, ViewType)
+        _index(self, self.operands[1], "linear")
+        self.require(len(self.results) == t.rank, f"results: expected {t.rank}, got {len(self.results)}")
+
+
+class Iota(Op):
+    """0, 1, …, n-1 as a tile of shape [n] of an integer dtype."""
+
+    NAME = "iota"
+
+    def verify(self) -> None:
+        t = _tile(self, self.result, "result")
+        self.require(t.rank == 1 and t.dtype.is_int, f"result: expected a 1-d integer tile, got {t}")
+
+
+class UnaryOp(Op):
+    """Elementwise `fn`. Float functions take floats; `not` bool or integer; `neg`, `abs` any number."""
+
+    NAME = "unary"
+    ATTRS = {"fn": ...}
+
+    def verify(self) -> None:
+        t = _tile(self, self.operands[0], "operand")
+        fn = self.attrs["fn"]
+        self.require(isinstance(fn, Unary), f"fn: expected a Unary, got {fn!r}")
+        assert isinstance(fn, Unary)
+        _same(self, t, self.result.type, "result")
+        if fn in FLOAT_UNARY:
+            self.require(
+                t.dtype.is_float and t.dtype.bits > 8, f"operand of {fn.value}: expected f16, bf16, f32 or f64, got {t}"
+            )
+        elif fn is Unary.NOT:
+            self.require(not t.dtype.is_float, f"operand of not: expected bool or integer, got {t}")
+        else:
+            self.require(not t.dtype.is_bool, f"operand of {fn.value}: expected a number, got {t}")
+
+
+_FLOAT_ONLY: Final = frozenset({Binary.DIV, Binary.POW, Binary.ATAN2})
+_INT_ONLY: Final = frozenset(
+    {Binary.FLOORDIV, Binary.MOD, Binary.QUOT, Binary.REM, Binary.SHL, Binary.SHR, Binary.MULHI}
+)
+_BITS: Final = frozenset({Binary.AND, Binary.OR, Binary.XOR})
+
+
+class BinaryOp(Op):
+    """Elementwise `fn` of two tiles of one type."""
+
+    NAME = "binary"
+    ATTRS = {"fn": ...}
+
+    def verify(self) -> None:
+        a = _tile(self, self.operands[0], "left")
+        _same(self, a, self.operands[1].type, "right")
+        _same(self, a, self.result.type, "result")
+        fn = self.attrs["fn"]
+        self.require(isinstance(fn, Binary), f"fn: expected a Binary, got {fn!r}")
+        assert isinstance(fn, Binary)
+        d = a.dtype
+        if fn in _FLOAT_ONLY:
+            self.require(d.is_float and d.bits > 8, f"operands of {fn.value}: expected floats, got {a}")
+        elif fn in _INT_ONLY:
+            self.require(d.is_int, f"operands of {fn.value}: expected integers, got {a}")
+        elif fn in _BITS:
+            self.require(not d.is_float, f"operands of {fn.value}: expected bool or integers, got {a}")
+        else:
+            self.require(
+                not d.is_bool and (not d.is_float or d.bits > 8), f"operands of {fn.value}: expected numbers, got {a}"
+            )
+
+
+class CompareOp(Op):
+    """Elementwise comparison; the result is a bool tile of the same shape."""
+
+    NAME = "compare"
+    ATTRS = {"fn": ...}
+
+    def verify(self) -> None:
+        a = _tile(self, self.operands[0], "left")
+        _same(self, a, self.operands[1].type, "right")
+        fn = self.attrs["fn"]
+        self.require(isinstance(fn, Compare), f"fn: expected a Compare, got {fn!r}")
+        self.require(fn is not Compare.AT_LEAST or a.dtype.is_int, f"operands of at_least: expected integers, got {a}")
+        r = _tile(self, self.result, "result")
+        self.require(r.dtype.is_bool and r.shape == a.shape, f"result: expected bool of shape {a.shape}, got {r}")
+
+
+class Select(Op):
+    """Elementwise `condition ? a : b`. Operands: condition (bool), a, b of one type."""
+
+    NAME = "select"
+
+    def verify(self) -> None:
+        c = _tile(self, self.operands[0], "condition")
+        a = _tile(self, self.operands[1], "a")
+        _same(self, a, self.operands[2].type, "b")
+        _same(self, a, self.result.type, "result")
+        self.require(c.dtype.is_bool and c.shape == a.shape, f"condition: expected bool of shape {a.shape}, got {c}")
+
+
+class Fma(Op):
+    """a · b + c, rounded once. Floats of one type."""
+
+    NAME = "fma"
+
+    def verify(self) -> None:
+        a = _tile(self, self.operands[0], "a")
+        for role, v in zip(("b", "c"), self.operands[1:], strict=True):
+            _same(self, a, v.type, role)
+        _same(self, a, self.result.type, "result")
+        self.require(a.dtype.is_float and a.dtype.bits > 8, f"operands: expected floats, got {a}")
+
+
+class Cast(Op):
+    """Value conversion. Float to integer truncates and saturates; NaN gives 0. Integer to integer
+    wraps unless `saturate`. To fp8 saturates to the largest finite number (NaN stays NaN)."""
+
+    NAME = "cast"
+    ATTRS = {"rounding": Rounding.DEFAULT, "saturate": False}
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        _same(self, a.shape, r.shape, "shape of result")
+        self.require(
+            isinstance(self.attrs["rounding"], Rounding),
+            f"rounding: expected a Rounding, got {self.attrs['rounding']!r}",
+        )
+
+
+class Bitcast(Op):
+    """The same bits as another dtype of the same width."""
+
+    NAME = "bitcast"
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        _same(self, a.shape, r.shape, "shape of result")
+        _same(self, a.dtype.bits, r.dtype.bits, "bits of result")
+
+
+# ---------------------------------------------------------------- shape
+
+
+class Broadcast(Op):
+    """Repeats along axes of extent 1; a scalar becomes any shape. Otherwise ranks are equal."""
+
+    NAME = "broadcast"
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        _same(self, a.dtype, r.dtype, "dtype of result")
+        self.require(r.rank <= MAX_TILE_RANK, f"result: expected rank <= {MAX_TILE_RANK}, got {r}")
+        if a.shape:
+            ok = a.rank == r.rank and all(x in (y, 1) for x, y in zip(a.shape, r.shape, strict=True))
+            self.require(ok, f"shape: cannot broadcast {a} to {r}")
+
+
+class Reshape(Op):
+    """The same elements in row-major order with another shape."""
+
+    NAME = "reshape"
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        _same(self, a.dtype, r.dtype, "dtype of result")
+        _same(self, a.numel, r.numel, "number of elements of result")
+        self.require(r.rank <= MAX_TILE_RANK, f"result: expected rank <= {MAX_TILE_RANK}, got {r}")
+
+
+class Permute(Op):
+    """Axis k of the result is axis `axes[k]` of the operand."""
+
+    NAME = "permute"
+    ATTRS = {"axes": ...}
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        axes = self.attrs["axes"]
+        self.require(
+            isinstance(axes, tuple) and sorted(axes) == list(range(a.rank)),
+            f"axes: expected a permutation of {a.rank} axes, got {axes}",
+        )
+        assert isinstance(axes, tuple)
+        _same(self, TileType(a.dtype, tuple(a.shape[k] for k in axes)), r, "result")
+
+
+class Reduce(Op):
+    """Folds one axis away: shape loses `axis`. The order of folding is the target's own, but fixed for
+    a given shape, so a run gives the same bits as the one before."""
+
+    NAME = "reduce"
+    ATTRS = {"fn": ..., "axis": ...}
+
+    def verify(self) -> None:
+        a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
+        axis, fn = self.attrs["axis"], self.attrs["fn"]
+        self.require(isinstance(fn, Fold), f"fn: expected a Fold, got {fn!r}")
+        self.require(isinstance(axis, int) and 0 <= axis < a.rank, f"axis: expected 0 to {a.rank - 1}, got {axis}")
+        assert isinstance(axis, int)
+        _same(self, TileType(a.dtype, a.shape[:axis] + a.shape[axis + 1 :]), r, "result")
+        if fn in (Fold.AND, Fold.OR, Fold.XOR):
+            self.require(not a.dtype.is_float, f"operand of {fn.value}: expected bool or integers, got {a}")
+        else:
+            self.require(
+                not a.dtype.is_bool and (not a.dtype.is_float or a.dtype.bits > 8),
+                f"operand: expected numbers, got {a}",
+            )
+
+
+MMA_TYPES: Final = {
+    "f32": ("f32",), "f64": ("f64",), "f16": ("f32",), "bf16": ("f32",),
+    "f8e4m3": ("f32",), "f8e5m2": ("f32",), "i8": ("i32",), "u8": ("i32",),
+}  # fmt: skip
+
+
+class Mma(Op):
+    """acc + a @ b for a [M, K], b [K, N], acc [M, N] (or with one equal leading batch axis)."""
+
+    NAME = "mma"
+
+    def verify(self) -> None:
+        a, b, acc = (_tile(self, v, r) for v, r in zip(self.operands, ("a", "b", "acc"), strict=True))
+        self.require(
+            a.rank in (2, 3) and b.rank == a.rank and acc.rank == a.rank,
+            f"rank: expected 2 or 3 for all, got {a}, {b}, {acc}",
+        )
+        _same(self, a.dtype, b.dtype, "dtype of b")
+        _same(self, a.shape[:-2], b.shape[:-2], "batch axis of b")
+        _same(self, a.shape[-1], b.shape[-2], "inner extent of b")
+        want = (*a.shape[:-2], a.shape[-2], b.shape[-1])
+        _same(self, want, acc.shape, "shape of acc")
+        allowed = MMA_TYPES.get(a.dtype.name, ())
+        self.require(
+            acc.dtype.name in allowed,
+            f"dtypes: no mma of {a.dtype} with accumulator {acc.dtype}; {a.dtype} takes {' or '.join(allowed) or 'none'}",
+        )
+        _same(self, acc, self.result.type, "result")
+
+
+# ---------------------------------------------------------------- views and tiles of memory
+
+
+class PeerView(Op):
+    """The part of a symmetric object that lies on `rank`. Operands: object, rank. The rank is checked
+    (by a `check` op that the frontend puts in front unless it is proven)."""
+
+    NAME = "peer_view"
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, SymmetricType), f"object: expected symmetric, got {t}")
+        assert isinstance(t, SymmetricType)
+        _index(self, self.operands[1], "rank")
+        _same(self, t.view, self.result.type, "result")
+
+
+class Field(Op):
+    """A named field of a communication object (see its type)."""
+
+    NAME = "field"
+    ATTRS = {"field": ...}
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, ObjectType), f"object: expected a communication object, got {t}")
+        assert isinstance(t, ObjectType)
+        name = self.attrs["field"]
+        self.require(name in t.fields, f"field: expected one of {', '.join(t.fields)}, got {name}")
+        _same(self, t.fields[str(name)], self.result.type, "result")
+
+
+def _access(op: Op, view: ViewType, indices: list[Value], tile: TileType) -> None:
+    op.require(len(indices) == view.rank, f"index: expected {view.rank} for {view}, got {len(indices)}")
+    for k, v in enumerate(indices):
+        _index(op, v, f"index {k}")
+    op.require(tile.rank == view.rank, f"tile: expected rank {view.rank} for {view}, got {tile}")
+    _same(op, view.dtype, tile.dtype, "dtype of tile")
+
+
+class Load(Op):
+    """A tile of a view. Operands: view, then one tile index per axis.
+
+    result[i, …] = view[index0 · shape0 + i, …]; elements outside the view are `padding`.
+    """
+
+    NAME = "load"
+    ATTRS = {"padding": Padding.ZERO, "bounds": Bounds.UNKNOWN}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, ViewType) and t.readable, f"view: expected a readable view, got {t}")
+        assert isinstance(t, ViewType)
+        tile = _tile(self, self.result, "result")
+        _access(self, t, self.operands[1:], tile)
+        padding = self.attrs["padding"]
+        self.require(isinstance(padding, Padding), f"padding: expected a Padding, got {padding!r}")
+        if padding in (Padding.INF, Padding.NEG_INF, Padding.NAN, Padding.NEG_ZERO):
+            self.require(tile.dtype.is_float, f"padding: {padding.value} needs a float dtype, got {tile}")
+        if padding in (Padding.INF, Padding.NEG_INF):
+            self.require(
+                tile.dtype.name != "f8e4m3",
+                f"padding: f8e4m3 has no infinity, got {padding.value}; load, cast, then select",
+            )
+
+
+class Store(Op):
+    """Writes a tile to a view, clipped at its edge. Operands: view, tile, then one tile index per axis."""
+
+    NAME = "store"
+    ATTRS = {"bounds": Bounds.UNKNOWN}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, ViewType) and t.writable, f"view: expected a writable view, got {t}")
+        assert isinstance(t, ViewType)
+        _access(self, t, self.operands[2:], _tile(self, self.operands[1], "tile"))
+
+
+class TileAtomic(Op):
+    """Combines a tile into a view, one atomic read-modify-write per element, clipped; no old values.
+    Operands as of `store`."""
+
+    NAME = "tile_atomic"
+    ATTRS = {"rmw": ..., "bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE})
+
+    def verify(self) -> None:
+        Store.verify(self)  # type: ignore[arg-type]
+        _scope_order(self, (Order.RELAXED, Order.RELEASE, Order.ACQUIRE, Order.ACQ_REL))
+        t = self.operands[0].type
+        assert isinstance(t, ViewType)
+        _peer_scope(self, t.space)
+        _rmw_dtype(self, t.dtype.is_float, t)
+
+
+def _rmw_dtype(op: Op, is_float: bool, t: object) -> None:
+    rmw = op.attrs["rmw"]
+    op.require(isinstance(rmw, Rmw), f"rmw: expected an Rmw, got {rmw!r}")
+    assert isinstance(rmw, Rmw)
+    if is_float:
+        op.require(rmw in (Rmw.ADDF, Rmw.MIN, Rmw.MAX, Rmw.XCHG), f"rmw: {rmw.value} takes integers, got {t}")
+    else:
+        op.require(rmw is not Rmw.ADDF, f"rmw: addf takes floats, got {t}")
+
+
+# ---------------------------------------------------------------- words: single elements with an order
+
+
+def _word(op: Op, first_index: int, value: Value | None) -> ViewType:
+    t = op.operands[0].type
+    op.require(isinstance(t, ViewType), f"view: expected a view, got {t}")
+    assert isinstance(t, ViewType)
+    indices = op.operands[first_index:]
+    op.require(len(indices) == t.rank, f"index: expected {t.rank} for {t}, got {len(indices)}")
+    for k, v in enumerate(indices):
+        _index(op, v, f"index {k}")
+    if value is not None:
+        _same(op, TileType(t.dtype), value.type, "value")
+    if op.attrs["order"] is not Order.WEAK:
+        op.require(t.dtype.bits in (8, 16, 32, 64) or t.dtype.is_bool, f"dtype: cannot be accessed atomically: {t}")
+    _peer_scope(op, t.space)
+    return t
+
+
+class WordLoad(Op):
+    """One element. Operands: view, element indices. Order weak, relaxed or acquire."""
+
+    NAME = "word_load"
+    ATTRS = {"order": ..., "scope": ...}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
+        t = _word(self, 1, None)
+        self.require(t.readable, f"view: expected a readable view, got {t}")
+        _same(self, TileType(t.dtype), self.result.type, "result")
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        extra = {Effect.FENCE} if self.attrs["order"] is Order.ACQUIRE else set()
+        return self.EFFECTS | extra
+
+
+class WordStore(Op):
+    """Writes one element. Operands: view, value, element indices. Order weak, relaxed or release."""
+
+    NAME = "word_store"
+    ATTRS = {"order": ..., "scope": ...}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.RELEASE))
+        t = _word(self, 2, self.operands[1])
+        self.require(t.writable, f"view: expected a writable view, got {t}")
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        extra = {Effect.FENCE} if self.attrs["order"] is Order.RELEASE else set()
+        return self.EFFECTS | extra
+
+
+class WordRmw(Op):
+    """Atomic read-modify-write of one element; the result is the old value.
+    Operands: view, value, element indices."""
+
+    NAME = "word_rmw"
+    ATTRS = {"rmw": ..., "order": ..., "scope": ...}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
+        t = _word(self, 2, self.operands[1])
+        self.require(t.readable and t.writable, f"view: expected a view to read and write, got {t}")
+        _rmw_dtype(self, t.dtype.is_float, t)
+        _same(self, TileType(t.dtype), self.result.type, "result")
+
+
+class Wait(Op):
+    """Bounded wait until `element cmp expected`; the result is the value that satisfied it.
+
+    Operands: view, expected, element indices. Order acquire, or relaxed where a fence follows. At its
+    bound the program leaves the kernel with a fault of kind WaitTimeout. `what` names the word for
+    people ("ready[slot 3] from rank 1" is built from it, the indices and the view).
+    """
+
+    NAME = "wait"
+    ATTRS = {"cmp": ..., "order": Order.ACQUIRE, "scope": ..., "what": ""}
+    EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE))
+        t = _word(self, 2, self.operands[1])
+        self.require(t.readable, f"view: expected a readable view, got {t}")
+        self.require(isinstance(self.attrs["cmp"], Cmp), f"cmp: expected a Cmp, got {self.attrs['cmp']!r}")
+        self.require(t.dtype.is_int and t.dtype.bits >= 32, f"dtype: expected a 32- or 64-bit integer, got {t.dtype}")
+        _same(self, TileType(t.dtype), self.result.type, "result")
+
+
+class Fence(Op):
+    """Orders every access before it with every access after it (acq_rel), at `scope`."""
+
+    NAME = "fence"
+    ATTRS = {"scope": ...}
+    EFFECTS = frozenset({Effect.FENCE})
+
+    def verify(self) -> None:
+        self.require(isinstance(self.attrs["scope"], Scope), f"scope: expected a Scope, got {self.attrs['scope']!r}")
+
+
+class LaunchWords(Op):
+    """Words of this launch on this device, u64 [8], zero when the launch starts; for barriers over the
+    programs of one device."""
+
+    NAME = "launch_words"
+
+    def verify(self) -> None:
+        t = self.result.type
+        self.require(
+            isinstance(t, ViewType) and t.rank == 1 and t.dtype.name == "u64" and t.space is Space.DEVICE,
+            f"result: expected view of u64, rank 1, device, got {t}",
+        )
+
+
+class Suspend(Op):
+    """Lets other programs run; has no other meaning. Put at the back edge of loops that poll."""
+
+    NAME = "suspend"
+    EFFECTS = frozenset({Effect.WAIT})
+
+
+# ---------------------------------------------------------------- checks and output
+
+
+class Check(Op):
+    """Leaves the kernel with a fault of `kind` unless `condition`. `message` is for people. Up to two
+    further i64 operands are recorded as (got, limit) and shown in the report."""
+
+    NAME = "check"
+    ATTRS = {"kind": CheckKind.ASSERT, "message": ""}
+    EFFECTS = frozenset({Effect.CONTROL})
+
+    def verify(self) -> None:
+        c = _tile(self, self.operands[0], "condition")
+        self.require(c.is_scalar and c.dtype.is_bool, f"condition: expected a bool scalar, got {c}")
+        self.require(len(self.operands) <= 3, f"operands: expected at most 3, got {len(self.operands)}")
+        for k, v in enumerate(self.operands[1:]):
+            _index(self, v, ("got", "limit")[k])
+        self.require(
+            isinstance(self.attrs["kind"], CheckKind), f"kind: expected a CheckKind, got {self.attrs['kind']!r}"
+        )
+
+
+class Print(Op):
+    """Prints `prefix`, rank, program and the operands (tiles), one line per op."""
+
+    NAME = "print"
+    ATTRS = {"prefix": ""}
+    EFFECTS = frozenset({Effect.OUTPUT})
+
+    def verify(self) -> None:
+        for k, v in enumerate(self.operands):
+            _tile(self, v, f"operand {k}")
+
+
+# ---------------------------------------------------------------- control flow
+
+
+class For(Op):
+    """for iv in range(lo, hi, step) with carried values.
+
+    Operands: lo, hi, step (integer scalars of one type; step > 0), then the initial values. The block
+    takes iv and the carried values and ends in `continue`, `break` or `return`. Results are the values
+    carried out. Zero trips give the initial values.
+    """
+
+    NAME = "for"
+    ATTRS = {"stages": 1}
+    N_BLOCKS = 1
+
+    def verify(self) -> None:
+        lo = _tile(self, self.operands[0], "lo")
+        self.require(lo.is_scalar and lo.dtype.is_int, f"lo: expected an integer scalar, got {lo}")
+        for role, v in zip(("hi", "step"), self.operands[1:3], strict=True):
+            _same(self, lo, v.type, role)
+        carried = [v.type for v in self.operands[3:]]
+        _same(self, [lo, *carried], [a.type for a in self.blocks[0].args], "block arguments")
+        _same(self, carried, [r.type for r in self.results], "results")
+
+
+class Loop(Op):
+    """Repeats its block until `break`. Operands: initial values; the block takes the carried values.
+    The types of the results are those of `break`'s operands, which may differ in number and type from
+    the carried ones."""
+
+    NAME = "loop"
+    N_BLOCKS = 1
+
+    def verify(self) -> None:
+        _same(self, [v.type for v in self.operands], [a.type for a in self.blocks[0].args], "block arguments")
+
+
+class If(Op):
+    """Operand: bool scalar. Two blocks without arguments; an arm that falls through ends in `yield`."""
+
+    NAME = "if"
+    N_BLOCKS = 2
+
+    def verify(self) -> None:
+        c = _tile(self, self.operands[0], "condition")
+        self.require(c.is_scalar and c.dtype.is_bool, f"condition: expected a bool scalar, got {c}")
+        for block in self.blocks:
+            self.require(not block.args, "blocks: expected no arguments")
+
+
+class Yield(Op):
+    """Ends an arm of `if` with its results."""
+
+    NAME = "yield"
+    TERMINATOR = True
+
+    def verify(self) -> None:
+        owner = self.parent.parent if self.parent is not None else None
+        self.require(isinstance(owner, If), f"place: expected an arm of if, got {owner!r}")
+        assert owner is not None
+        _same(self, [r.type for r in owner.results], [v.type for v in self.operands], "operands")
+
+
+def enclosing_loop(op: Op) -> For | Loop | None:
+    """The innermost loop around `op`."""
+    block = op.parent
+    while block is not None and block.parent is not None:
+        if isinstance(block.parent, For | Loop):
+            return block.parent
+        block = block.parent.parent
+    return None
+
+
+class Continue(Op):
+    """Next trip of the innermost loop with these carried values."""
+
+    NAME = "continue"
+    TERMINATOR = True
+    EFFECTS = frozenset({Effect.CONTROL})
+
+    def verify(self) -> None:
+        loop = enclosing_loop(self)
+        self.require(loop is not None, "place: expected inside a loop")
+        assert loop is not None
+        carried = loop.operands[3:] if isinstance(loop, For) else loop.operands
+        _same(self, [v.type for v in carried], [v.type for v in self.operands], "operands")
+
+
+class Break(Op):
+    """Leaves the innermost loop with these results."""
+
+    NAME = "break"
+    TERMINATOR = True
+    EFFECTS = frozenset({Effect.CONTROL})
+
+    def verify(self) -> None:
+        loop = enclosing_loop(self)
+        self.require(loop is not None, "place: expected inside a loop")
+        assert loop is not None
+        _same(self, [r.type for r in loop.results], [v.type for v in self.operands], "operands")
+
+
+class Return(Op):
+    """Ends the program."""
+
+    NAME = "return"
+    TERMINATOR = True
+    EFFECTS = frozenset({Effect.CONTROL})
+
+    def verify(self) -> None:
+        self.require(not self.operands, f"operands: expected none, got {len(self.operands)}")
+
+
+# ---------------------------------------------------------------- unsafe: raw pointers and tokens
+
+
+class NewToken(Op):
+    """A token that orders nothing yet."""
+
+    NAME = "new_token"
+
+    def verify(self) -> None:
+        self.require(isinstance(self.result.type, TokenType), f"result: expected a token, got {self.result.type}")
+
+
+class JoinTokens(Op):
+    """A token after all of the operands."""
+
+    NAME = "join_tokens"
+
+    def verify(self) -> None:
+        for v in [*self.operands, self.result]:
+            self.require(isinstance(v.type, TokenType), f"operand: expected a token, got {v.type}")
+
+
+class PtrOffset(Op):
+    """pointer + offset, in elements. Operands: pointer tile, integer tile of the same shape."""
+
+    NAME = "ptr_offset"
+
+    def verify(self) -> None:
+        p, o = self.operands[0].type, _tile(self, self.operands[1], "offset")
+        self.require(isinstance(p, PointerType), f"pointer: expected a pointer, got {p}")
+        assert isinstance(p, PointerType)
+        self.require(o.dtype.is_int and o.shape == p.shape, f"offset: expected integers of shape {p.shape}, got {o}")
+        _same(self, p, self.result.type, "result")
+
+
+class PtrBroadcast(Op):
+    """Broadcast of a pointer tile, as `broadcast`."""
+
+    NAME = "ptr_broadcast"
+
+    def verify(self) -> None:
+        p, r = self.operands[0].type, self.result.type
+        self.require(
+            isinstance(p, PointerType) and isinstance(r, PointerType), f"pointer: expected pointers, got {p}, {r}"
+        )
+        assert isinstance(p, PointerType) and isinstance(r, PointerType)
+        self.require(p.dtype == r.dtype and p.space is r.space, f"result: expected the dtype and space of {p}, got {r}")
+        ok = not p.shape or (
+            len(p.shape) == len(r.shape) and all(x in (y, 1) for x, y in zip(p.shape, r.shape, strict=True))
+        )
+        self.require(ok, f"shape: cannot broadcast {p} to {r}")
+
+
+class Unicast(Op):
+    """Classifies a pointer as peer memory: the same address, space PEER. Grants nothing."""
+
+    NAME = "unicast"
+
+    def verify(self) -> None:
+        p, r = self.operands[0].type, self.result.type
+        self.require(isinstance(p, PointerType), f"pointer: expected a pointer, got {p}")
+        assert isinstance(p, PointerType)
+        _same(self, PointerType(p.dtype, p.shape, Space.PEER), r, "result")
+
+
+def _pointer_access(op: Op, tail: int) -> PointerType:
+    """Checks pointer, optional mask (attr `masked`) and optional token (attr `ordered`) operands."""
+    p = op.operands[0].type
+    op.require(isinstance(p, PointerType), f"pointer: expected a pointer, got {p}")
+    assert isinstance(p, PointerType)
+    expected = tail + int(bool(op.attrs["masked"])) + int(bool(op.attrs["ordered"]))
+    op.require(len(op.operands) == expected, f"operands: expected {expected}, got {len(op.operands)}")
+    if op.attrs["masked"]:
+        m = _tile(op, op.operands[tail], "mask")
+        op.require(m.dtype.is_bool and m.shape == p.shape, f"mask: expected bool of shape {p.shape}, got {m}")
+    if op.attrs["ordered"]:
+        t = op.operands[-1].type
+        op.require(isinstance(t, TokenType), f"token: expected a token, got {t}")
+    op.require(isinstance(op.results[-1].type, TokenType), "result: the last one is a token")
+    _peer_scope(op, p.space)
+    return p
+
+
+class PtrLoad(Op):
+    """Loads through a pointer tile. Operands: pointers, fill (a tile), [mask], [token].
+    Results: tile, token. Masked-off elements are `fill`."""
+
+    NAME = "ptr_load"
+    ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
+        p = _pointer_access(self, 2)
+        _same(self, TileType(p.dtype, p.shape), self.operands[1].type, "fill")
+        _same(self, TileType(p.dtype, p.shape), self.results[0].type, "result")
+
+
+class PtrStore(Op):
+    """Stores through a pointer tile. Operands: pointers, tile, [mask], [token]. Result: token."""
+
+    NAME = "ptr_store"
+    ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.RELEASE))
+        p = _pointer_access(self, 2)
+        _same(self, TileType(p.dtype, p.shape), self.operands[1].type, "tile")
+
+
+class PtrRmw(Op):
+    """Atomic read-modify-write through a pointer tile. Operands: pointers, tile, [mask], [token].
+    Results: old values (undefined where masked off), token."""
+
+    NAME = "ptr_rmw"
+    ATTRS = {"rmw": ..., "order": ..., "scope": ..., "masked": False, "ordered": False}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
+        p = _pointer_access(self, 2)
+        _same(self, TileType(p.dtype, p.shape), self.operands[1].type, "tile")
+        _same(self, TileType(p.dtype, p.shape), self.results[0].type, "result")
+        _rmw_dtype(self, p.dtype.is_float, p)
+
+
+class PtrCas(Op):
+    """Atomic compare-and-swap (bitwise compare). Operands: pointers, compare, value, [mask], [token].
+    Results: old values, token."""
+
+    NAME = "ptr_cas"
+    ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
+        p = _pointer_access(self, 3)
+        for role, v in (("compare", self.operands[1]), ("value", self.operands[2]), ("result", self.results[0])):
+            _same(self, TileType(p.dtype, p.shape), v.type, role)
+
+
+# ---------------------------------------------------------------- communication (expanded)
+
+
+class Notify(Op):
+    """Stores the next epoch of `slot` at every peer (or at one), release, system. *Expanded.*
+    Operands: signal, slot, [rank]."""
+
+    NAME = "notify"
+    EFFECTS = frozenset({Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, SignalType), f"signal: expected a signal, got {t}")
+        self.require(len(self.operands) in (2, 3), f"operands: expected 2 or 3, got {len(self.operands)}")
+        for role, v in zip(("slot", "rank"), self.operands[1:], strict=False):
+            _index(self, v, role)
+
+
+class WaitSignal(Op):
+    """Waits for the next epoch of `slot` from every other rank (or from one). *Expanded.*
+    Operands: signal, slot, [rank]."""
+
+    NAME = "wait_signal"
+    EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        Notify.verify(self)  # type: ignore[arg-type]
+
+
+class CounterAdd(Op):
+    """Adds to the counter word `slot` of `rank`, release, system. *Expanded.*
+    Operands: counter, slot, amount, rank."""
+
+    NAME = "counter_add"
+    EFFECTS = frozenset({Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, CounterType), f"counter: expected a counter, got {t}")
+        for role, v in zip(("slot", "amount", "rank"), self.operands[1:], strict=True):
+            _index(self, v, role)
+
+
+class CounterWait(Op):
+    """Waits for n adds beyond this rank's last completed wait on `slot`. *Expanded.*
+    Operands: counter, slot, n."""
+
+    NAME = "counter_wait"
+    EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, CounterType), f"counter: expected a counter, got {t}")
+        for role, v in zip(("slot", "n"), self.operands[1:], strict=True):
+            _index(self, v, role)
+
+
+class BarrierSync(Op):
+    """Same program index of all ranks arrive and leave; with `all_programs`, all programs of all ranks.
+    *Expanded.* Operand: barrier."""
+
+    NAME = "barrier_sync"
+    ATTRS = {"all_programs": False}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        t = self.operands[0].type
+        self.require(isinstance(t, BarrierType), f"barrier: expected a barrier, got {t}")
+
+
+class SyncPrograms(Op):
+    """All programs of this launch on this device arrive and leave. *Expanded.*"""
+
+    NAME = "sync_programs"
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+
+def _mailbox(op: Op) -> MailboxType:
+    t = op.operands[0].type
+    op.require(isinstance(t, MailboxType), f"mailbox: expected a mailbox, got {t}")
+    assert isinstance(t, MailboxType)
+    return t
+
+
+class BoxPost(Op):
+    """Posts one tile to every receiver and opens a round. *Expanded.* Operands: mailbox, tile."""
+
+    NAME = "box_post"
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        t = _mailbox(self)
+        _same(self, TileType(t.dtype, t.tile_shape), self.operands[1].type, "tile")
+
+
+class BoxRound(Op):
+    """Opens a round with different tiles for some ranks; `box_put` follows, then `box_flush`. *Expanded.*"""
+
+    NAME = "box_round"
+    EFFECTS = BoxPost.EFFECTS
+
+    def verify(self) -> None:
+        _mailbox(self)
+
+
+class BoxPut(Op):
+    """Puts a tile for one rank into the open round. *Expanded.* Operands: mailbox, tile, rank."""
+
+    NAME = "box_put"
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        t = _mailbox(self)
+        _same(self, TileType(t.dtype, t.tile_shape), self.operands[1].type, "tile")
+        _index(self, self.operands[2], "rank")
+
+
+class BoxFlush(BoxRound):
+    """Releases the round on every out-link; links without a tile are marked empty. *Expanded.*"""
+
+    NAME = "box_flush"
+
+
+class BoxCollect(Op):
+    """Begins collecting the oldest outstanding round. *Expanded.* Operand: mailbox. The tiles follow by
+    `box_take`, and `box_release` gives the slots back."""
+
+    NAME = "box_collect"
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        _mailbox(self)
+
+
+class BoxTake(Op):
+    """Waits for the tile of `source` in the round being collected and loads it. *Expanded.*
+    Operands: mailbox, source. Results: tile, present (bool: false for a link without a tile)."""
+
+    NAME = "box_take"
+    EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        t = _mailbox(self)
+        _index(self, self.operands[1], "source")
+        _same(self, TileType(t.dtype, t.tile_shape), self.results[0].type, "tile")
+        r = _tile(self, self.results[1], "present")
+        self.require(r.is_scalar and r.dtype.is_bool, f"present: expected a bool scalar, got {r}")
+
+
+class BoxRelease(BoxRound):
+    """Gives the slots of the collected round back. *Expanded.*"""
+
+    NAME = "box_release"
+
+
+EXPANDED: Final = (
+    Notify, WaitSignal, CounterAdd, CounterWait, BarrierSync, SyncPrograms,
+    BoxPost, BoxRound, BoxPut, BoxFlush, BoxCollect, BoxTake, BoxRelease,
+)  # fmt: skip
+
+PRIMITIVE: Final = (
+    Const, ProgramId, NumPrograms, Rank, NumRanks, Extent, NumTiles, TileIndex, Iota,
+    UnaryOp, BinaryOp, CompareOp, Select, Fma, Cast, Bitcast,
+    Broadcast, Reshape, Permute, Reduce, Mma,
+    PeerView, Field, Load, Store, TileAtomic,
+    WordLoad, WordStore, WordRmw, Wait, Fence, LaunchWords, Suspend,
+    Check, Print,
+    For, Loop, If, Yield, Continue, Break, Return,
+    NewToken, JoinTokens, PtrOffset, PtrBroadcast, Unicast, PtrLoad, PtrStore, PtrRmw, PtrCas,
+)  # fmt: skip
+
+ALL_OPS: Final = PRIMITIVE + EXPANDED
+BY_NAME: Final = {cls.NAME: cls for cls in ALL_OPS}

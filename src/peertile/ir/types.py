@@ -1,0 +1,328 @@
+"""Types of tile IR values. Read before `core.py`. No behaviour beyond shape and layout facts.
+
+Every run-time number is a tile; a scalar is a tile of shape (). Views, symmetric objects and
+communication objects describe memory; their *slots* are the 64-bit words that a launch passes for
+them, in the order `slots` gives (the argument block of every backend is the concatenation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from math import prod
+
+from peertile.dtypes import DType, b1, i64, u64
+
+__all__ = [
+    "BOOL",
+    "INDEX",
+    "MAX_TENSOR_RANK",
+    "MAX_TILE_RANK",
+    "Access",
+    "BarrierType",
+    "CounterType",
+    "MailboxType",
+    "ObjectType",
+    "Partition",
+    "PointerType",
+    "SignalType",
+    "Space",
+    "SymmetricType",
+    "TileType",
+    "TokenType",
+    "Type",
+    "ViewType",
+]
+
+MAX_TENSOR_RANK = 4
+MAX_TILE_RANK = 6
+
+
+class Access(Enum):
+    """What a kernel may do with a view."""
+
+    READ = "read"
+    WRITE = "write"
+    READ_WRITE = "read_write"
+
+
+class Space(Enum):
+    """Who else can see the memory while the kernel runs.
+
+    LOCAL: only this launch, and nobody writes what it reads unless it does so itself.
+    DEVICE: other programs of the launch read and write it too (words of counters and barriers).
+    PEER: other ranks read and write it; a read is never cached, ordered accesses are system scope.
+    """
+
+    LOCAL = "local"
+    DEVICE = "device"
+    PEER = "peer"
+
+
+class Type:
+    """Base of all IR types."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the 64-bit words that pass a value of this type to a kernel."""
+        raise NotImplementedError(type(self).__name__)
+
+
+@dataclass(frozen=True)
+class TileType(Type):
+    """A tile of `shape` (each extent a power of two) with elements of `dtype`; () is a scalar."""
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_scalar(self) -> bool:
+        return not self.shape
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("value",)
+
+    def with_dtype(self, dtype: DType) -> TileType:
+        return TileType(dtype, self.shape)
+
+    def with_shape(self, shape: tuple[int, ...]) -> TileType:
+        return TileType(self.dtype, shape)
+
+    def __str__(self) -> str:
+        return self.dtype.name if not self.shape else f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+
+INDEX = TileType(i64)
+BOOL = TileType(b1)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How an exclusive view is cut into tiles and given to programs.
+
+    Not persistent: program p owns tile p (row-major over the tile grid, swizzled). Persistent:
+    program p owns tiles p, p + programs, p + 2·programs, … of the same order. `swizzle` > 1 walks
+    the first two axes in column groups of that many rows of tiles, for locality.
+    """
+
+    tile_shape: tuple[int, ...]
+    persistent: bool = False
+    swizzle: int = 1
+
+    def __str__(self) -> str:
+        text = f"tile=[{', '.join(map(str, self.tile_shape))}]"
+        if self.persistent:
+            text += ", persistent"
+        return text + (f", swizzle={self.swizzle}" if self.swizzle != 1 else "")
+
+
+@dataclass(frozen=True)
+class ViewType(Type):
+    """A view of memory: address, `rank` extents and strides (in elements, run-time values).
+
+    `unit_stride[k]` promises stride 1 on axis k at compile time; `align` is a promise in bytes about
+    the address; `divisible[k]` promises that extent k, and every stride but the unit one, is a
+    multiple of it. `partition` is set on exclusive parameters.
+    """
+
+    dtype: DType
+    rank: int
+    access: Access = Access.READ
+    space: Space = Space.LOCAL
+    partition: Partition | None = None
+    unit_stride: tuple[bool, ...] = ()
+    align: int = 0
+    divisible: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("pointer", *(f"extent{k}" for k in range(self.rank)), *(f"stride{k}" for k in range(self.rank)))
+
+    @property
+    def readable(self) -> bool:
+        return self.access is not Access.WRITE
+
+    @property
+    def writable(self) -> bool:
+        return self.access is not Access.READ
+
+    def __str__(self) -> str:
+        parts = [self.dtype.name, str(self.rank), self.access.value]
+        if self.space is not Space.LOCAL:
+            parts.append(self.space.value)
+        if self.partition is not None:
+            parts.append(str(self.partition))
+        if any(self.unit_stride):
+            parts.append(f"unit=[{', '.join(str(int(u)) for u in self.unit_stride)}]")
+        if self.align:
+            parts.append(f"align={self.align}")
+        if any(d > 1 for d in self.divisible):
+            parts.append(f"divisible=[{', '.join(map(str, self.divisible))}]")
+        return f"view<{', '.join(parts)}>"
+
+
+@dataclass(frozen=True)
+class SymmetricType(Type):
+    """A symmetric object: the same view in every rank's heap.
+
+    Slots: the address of the table `[rank, n, base_0 … base_{n-1}]`, the byte offset in each heap,
+    then extents and strides as of a view.
+    """
+
+    dtype: DType
+    rank: int
+    access: Access = Access.READ_WRITE
+    unit_stride: tuple[bool, ...] = ()
+    align: int = 0
+    divisible: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return (
+            "table", "offset",
+            *(f"extent{k}" for k in range(self.rank)), *(f"stride{k}" for k in range(self.rank)),
+        )  # fmt: skip
+
+    @property
+    def view(self) -> ViewType:
+        """The type of one rank's part."""
+        return ViewType(
+            self.dtype, self.rank, self.access, Space.PEER, None, self.unit_stride, self.align, self.divisible
+        )
+
+    def __str__(self) -> str:
+        parts = [self.dtype.name, str(self.rank), self.access.value]
+        if any(self.unit_stride):
+            parts.append(f"unit=[{', '.join(str(int(u)) for u in self.unit_stride)}]")
+        if self.align:
+            parts.append(f"align={self.align}")
+        if any(d > 1 for d in self.divisible):
+            parts.append(f"divisible=[{', '.join(map(str, self.divisible))}]")
+        return f"symmetric<{', '.join(parts)}>"
+
+
+@dataclass(frozen=True)
+class PointerType(Type):
+    """A tile of raw addresses of `dtype` elements; only in unsafe kernels."""
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    space: Space = Space.DEVICE
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("pointer",)
+
+    def __str__(self) -> str:
+        shape = f", [{', '.join(map(str, self.shape))}]" if self.shape else ""
+        space = f", {self.space.value}" if self.space is not Space.DEVICE else ""
+        return f"ptr<{self.dtype.name}{shape}{space}>"
+
+
+@dataclass(frozen=True)
+class TokenType(Type):
+    """Orders two memory operations of one program; has no run-time form."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return "token"
+
+
+_WORDS = SymmetricType(u64, 2, unit_stride=(False, True), align=8)
+_OWN_WORDS = ViewType(u64, 2, Access.READ_WRITE, Space.DEVICE, unit_stride=(False, True), align=8)
+
+
+class ObjectType(Type):
+    """Base of communication objects: a record of named fields, each a view, symmetric or scalar."""
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        raise NotImplementedError(type(self).__name__)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return tuple(f"{name}.{slot}" for name, t in self.fields.items() for slot in t.slots)
+
+
+@dataclass(frozen=True)
+class SignalType(ObjectType):
+    """Monotonic words, one per (slot, source, destination); see docs/concepts/signals.md.
+
+    `arrived[slot, source]` at each rank is written by that source alone; `sent[slot, destination]`
+    and `seen[slot, source]` are this rank's own epochs, in device memory so that replay advances them.
+    """
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        return {"arrived": _WORDS, "sent": _OWN_WORDS, "seen": _OWN_WORDS}
+
+    def __str__(self) -> str:
+        return "signal"
+
+
+@dataclass(frozen=True)
+class CounterType(ObjectType):
+    """`count[slot, 0]` at each rank, written by adds alone; `base[slot, 0]` what own waits consumed."""
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        return {"count": _WORDS, "base": _OWN_WORDS}
+
+    def __str__(self) -> str:
+        return "counter"
+
+
+@dataclass(frozen=True)
+class BarrierType(ObjectType):
+    """`arrived[program, source]` epochs as of a signal, `passed[program, 0]` this rank's own epoch."""
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        return {"arrived": _WORDS, "passed": _OWN_WORDS}
+
+    def __str__(self) -> str:
+        return "barrier"
+
+
+@dataclass(frozen=True)
+class MailboxType(ObjectType):
+    """The safe tier's slots; protocol and proof in docs/concepts/mailbox.md.
+
+    `data[channel·depth·n + k·n + source, …tile flattened]` at each rank; `arrived[channel, source]`
+    epoch words; `signatures[channel·depth + k, source]`; `freed[channel, destination]` where
+    acknowledged; `signature` is this launch's own.
+    """
+
+    dtype: DType
+    tile_shape: tuple[int, ...]
+    depth: int
+    acknowledged: bool
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        fields: dict[str, Type] = {
+            "data": SymmetricType(self.dtype, 2, unit_stride=(False, True), align=64),
+            "arrived": _WORDS,
+            "signatures": _WORDS,
+        }
+        if self.acknowledged:
+            fields["freed"] = _WORDS
+        return fields | {"signature": INDEX}
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.tile_shape))
+        acknowledged = ", acknowledged" if self.acknowledged else ""
+        return f"mailbox<{self.dtype.name}[{shape}], depth={self.depth}{acknowledged}>"
