@@ -517,7 +517,7 @@ class Mma(Op):
         allowed = MMA_TYPES.get(a.dtype.name, ())
         self.require(
             acc.dtype.name in allowed,
-            f"dtypes: no mma of {a.dtype} with accumulator {acc.dtype}; {a.dtype} takes {' or '.join(allowed) or 'none'}",
+            f"dtypes: no mma of {a.dtype} with accumulator {acc.dtype}; it takes {' or '.join(allowed) or 'none'}",
         )
         _same(self, acc, self.result.type, "result")
 
@@ -947,7 +947,8 @@ class PtrBroadcast(Op):
         self.require(
             isinstance(p, PointerType) and isinstance(r, PointerType), f"pointer: expected pointers, got {p}, {r}"
         )
-        assert isinstance(p, PointerType) and isinstance(r, PointerType)
+        assert isinstance(p, PointerType)
+        assert isinstance(r, PointerType)
         self.require(p.dtype == r.dtype and p.space is r.space, f"result: expected the dtype and space of {p}, got {r}")
         ok = not p.shape or (
             len(p.shape) == len(r.shape) and all(x in (y, 1) for x, y in zip(p.shape, r.shape, strict=True))
