@@ -66,6 +66,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
+        """Any floating-point type, bf16 and fp8 included."""
         return self.kind is Kind.FLOAT
 
     @property
@@ -75,10 +76,12 @@ class DType:
 
     @property
     def is_signed(self) -> bool:
+        """Whether values may be negative: signed integers and floats."""
         return self.kind in (Kind.INT, Kind.FLOAT)
 
     @property
     def is_bool(self) -> bool:
+        """Whether it is the truth type."""
         return self.kind is Kind.BOOL
 
     @property

@@ -23,10 +23,12 @@ class Order(Enum):
 
     @property
     def acquires(self) -> bool:
+        """Whether what follows is ordered after the access."""
         return self in (Order.ACQUIRE, Order.ACQ_REL)
 
     @property
     def releases(self) -> bool:
+        """Whether what precedes is ordered before the access."""
         return self in (Order.RELEASE, Order.ACQ_REL)
 
 

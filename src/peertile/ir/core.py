@@ -59,7 +59,7 @@ class Value:
 
 
 class Op:
-    """Base of every op. Subclasses declare NAME, ATTRS, EFFECTS, N_BLOCKS and a verify rule.
+    """Base of every op. Subclasses declare NAME, OPERANDS, RESULTS, ATTRS, EFFECTS, N_BLOCKS and a verify rule.
 
     Results are typed by the constructor (`result_types`), never inferred later, so that text and
     passes need no inference.
@@ -68,6 +68,10 @@ class Op:
     NAME: ClassVar[str] = ""
     ATTRS: ClassVar[dict[str, Any]] = {}
     """Attribute names, each with its default; `...` means required."""
+    OPERANDS: ClassVar[tuple[int, int | None]] = (0, 0)
+    """Fewest and most operands; None: no bound. The verifier checks it before `verify`."""
+    RESULTS: ClassVar[tuple[int, int | None]] = (0, 0)
+    """Fewest and most results."""
     EFFECTS: ClassVar[frozenset[Effect]] = frozenset()
     N_BLOCKS: ClassVar[int] = 0
     TERMINATOR: ClassVar[bool] = False

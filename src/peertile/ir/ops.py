@@ -10,8 +10,9 @@ index* counts elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from peertile.dtypes import i64
 from peertile.ir.core import Effect, Op, Value
@@ -178,6 +179,12 @@ def _scope_order(op: Op, allowed: tuple[Order, ...]) -> None:
         op.require(isinstance(scope, Scope), f"scope: required with order {order.value}, got none")
 
 
+def _ordered_effects(op: Op) -> frozenset[Effect]:
+    """Effects of an access, with FENCE where its order is more than relaxed."""
+    order = op.attrs["order"]
+    return op.EFFECTS | ({Effect.FENCE} if order.acquires or order.releases else frozenset())
+
+
 def _peer_scope(op: Op, space: Space) -> None:
     if space is Space.PEER and op.attrs["scope"] is not None:
         op.require(
@@ -193,6 +200,7 @@ class Const(Op):
     """A scalar constant. `value` is int, float (nan and ±inf included) or bool, of the result's dtype."""
 
     NAME = "const"
+    RESULTS = (1, 1)
     ATTRS = {"value": ...}
 
     def verify(self) -> None:
@@ -213,6 +221,7 @@ class ProgramId(Op):
     """Index of this program on a grid axis (i64)."""
 
     NAME = "program_id"
+    RESULTS = (1, 1)
     ATTRS = {"axis": 0}
 
     def verify(self) -> None:
@@ -230,6 +239,8 @@ class Rank(Op):
     """This rank in the group of a symmetric object or field (i64). Operand: the object."""
 
     NAME = "rank"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         t = self.operands[0].type
@@ -247,6 +258,8 @@ class Extent(Op):
     """Extent of a view or symmetric object along `axis`, in elements (i64)."""
 
     NAME = "extent"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"axis": ...}
 
     def verify(self) -> None:
@@ -262,6 +275,8 @@ class NumTiles(Op):
     """Number of tiles of `size` elements along `axis`: ceil(extent / size) (i64)."""
 
     NAME = "num_tiles"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"axis": ..., "size": ...}
 
     def verify(self) -> None:
@@ -278,6 +293,8 @@ class TileIndex(Op):
     """
 
     NAME = "tile_index"
+    OPERANDS = (2, 2)
+    RESULTS = (1, None)
 
     def verify(self) -> None:
         t = self.operands[0].type
@@ -287,12 +304,15 @@ class TileIndex(Op):
         assert isinstance(t, ViewType)
         _index(self, self.operands[1], "linear")
         self.require(len(self.results) == t.rank, f"results: expected {t.rank}, got {len(self.results)}")
+        for v in self.results:
+            _index(self, v, "result")
 
 
 class Iota(Op):
     """0, 1, …, n-1 as a tile of shape [n] of an integer dtype."""
 
     NAME = "iota"
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         t = _tile(self, self.result, "result")
@@ -300,9 +320,12 @@ class Iota(Op):
 
 
 class UnaryOp(Op):
-    """Elementwise `fn`. Float functions take floats; `not` bool or integer; `neg`, `abs` any number."""
+    """Elementwise `fn`. Float functions take floats; `not` bool or integer; `neg`, `abs` any number.
+    Integers wrap; `round` is to nearest, ties to even."""
 
     NAME = "unary"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"fn": ...}
 
     def verify(self) -> None:
@@ -332,6 +355,8 @@ class BinaryOp(Op):
     """Elementwise `fn` of two tiles of one type."""
 
     NAME = "binary"
+    OPERANDS = (2, 2)
+    RESULTS = (1, 1)
     ATTRS = {"fn": ...}
 
     def verify(self) -> None:
@@ -358,6 +383,8 @@ class CompareOp(Op):
     """Elementwise comparison; the result is a bool tile of the same shape."""
 
     NAME = "compare"
+    OPERANDS = (2, 2)
+    RESULTS = (1, 1)
     ATTRS = {"fn": ...}
 
     def verify(self) -> None:
@@ -374,6 +401,8 @@ class Select(Op):
     """Elementwise `condition ? a : b`. Operands: condition (bool), a, b of one type."""
 
     NAME = "select"
+    OPERANDS = (3, 3)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         c = _tile(self, self.operands[0], "condition")
@@ -387,6 +416,8 @@ class Fma(Op):
     """a · b + c, rounded once. Floats of one type."""
 
     NAME = "fma"
+    OPERANDS = (3, 3)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         a = _tile(self, self.operands[0], "a")
@@ -397,10 +428,15 @@ class Fma(Op):
 
 
 class Cast(Op):
-    """Value conversion. Float to integer truncates and saturates; NaN gives 0. Integer to integer
-    wraps unless `saturate`. To fp8 saturates to the largest finite number (NaN stays NaN)."""
+    """Value conversion. Float to integer truncates (or rounds as asked) and saturates; NaN gives 0.
+    Integer to integer wraps unless `saturate`. Float to float rounds to nearest even unless said
+    otherwise; f64 to a type narrower than f32 goes through f32 first, and an integer to such a type
+    too. To fp8 saturates to the largest finite number (NaN stays NaN), and to other floats with
+    `saturate`. To bool: whether it is not 0 (NaN is not). From bool: 0 or 1."""
 
     NAME = "cast"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"rounding": Rounding.DEFAULT, "saturate": False}
 
     def verify(self) -> None:
@@ -410,12 +446,18 @@ class Cast(Op):
             isinstance(self.attrs["rounding"], Rounding),
             f"rounding: expected a Rounding, got {self.attrs['rounding']!r}",
         )
+        self.require(
+            a.dtype.is_float or self.attrs["rounding"] is Rounding.DEFAULT,
+            f"rounding: only a float operand rounds as asked, got {a}",
+        )
 
 
 class Bitcast(Op):
     """The same bits as another dtype of the same width."""
 
     NAME = "bitcast"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
@@ -430,6 +472,8 @@ class Broadcast(Op):
     """Repeats along axes of extent 1; a scalar becomes any shape. Otherwise ranks are equal."""
 
     NAME = "broadcast"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
@@ -444,6 +488,8 @@ class Reshape(Op):
     """The same elements in row-major order with another shape."""
 
     NAME = "reshape"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         a, r = _tile(self, self.operands[0], "operand"), _tile(self, self.result, "result")
@@ -456,6 +502,8 @@ class Permute(Op):
     """Axis k of the result is axis `axes[k]` of the operand."""
 
     NAME = "permute"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"axes": ...}
 
     def verify(self) -> None:
@@ -474,6 +522,8 @@ class Reduce(Op):
     a given shape, so a run gives the same bits as the one before."""
 
     NAME = "reduce"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"fn": ..., "axis": ...}
 
     def verify(self) -> None:
@@ -502,6 +552,8 @@ class Mma(Op):
     """acc + a @ b for a [M, K], b [K, N], acc [M, N] (or with one equal leading batch axis)."""
 
     NAME = "mma"
+    OPERANDS = (3, 3)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         a, b, acc = (_tile(self, v, r) for v, r in zip(self.operands, ("a", "b", "acc"), strict=True))
@@ -530,6 +582,8 @@ class PeerView(Op):
     (by a `check` op that the frontend puts in front unless it is proven)."""
 
     NAME = "peer_view"
+    OPERANDS = (2, 2)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         t = self.operands[0].type
@@ -543,6 +597,8 @@ class Field(Op):
     """A named field of a communication object (see its type)."""
 
     NAME = "field"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
     ATTRS = {"field": ...}
 
     def verify(self) -> None:
@@ -565,10 +621,14 @@ def _access(op: Op, view: ViewType, indices: list[Value], tile: TileType) -> Non
 class Load(Op):
     """A tile of a view. Operands: view, then one tile index per axis.
 
-    result[i, …] = view[index0 · shape0 + i, …]; elements outside the view are `padding`.
+    result[i, …] = view[index0 · shape0 + i, …]; elements outside the view are `padding`. An index is
+    in bounds if 0 <= index < max(num_tiles, 1): tile 0 of an empty axis is all padding, so that a
+    constant 0 needs no check.
     """
 
     NAME = "load"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
     ATTRS = {"padding": Padding.ZERO, "bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.READ})
 
@@ -593,6 +653,7 @@ class Store(Op):
     """Writes a tile to a view, clipped at its edge. Operands: view, tile, then one tile index per axis."""
 
     NAME = "store"
+    OPERANDS = (2, None)
     ATTRS = {"bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.WRITE})
 
@@ -608,6 +669,7 @@ class TileAtomic(Op):
     Operands as of `store`."""
 
     NAME = "tile_atomic"
+    OPERANDS = (2, None)
     ATTRS = {"rmw": ..., "bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE})
 
@@ -618,6 +680,10 @@ class TileAtomic(Op):
         assert isinstance(t, ViewType)
         _peer_scope(self, t.space)
         _rmw_dtype(self, t.dtype.is_float, t)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
 
 
 def _rmw_dtype(op: Op, is_float: bool, t: object) -> None:
@@ -653,6 +719,8 @@ class WordLoad(Op):
     """One element. Operands: view, element indices. Order weak, relaxed or acquire."""
 
     NAME = "word_load"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
     ATTRS = {"order": ..., "scope": ...}
     EFFECTS = frozenset({Effect.READ})
 
@@ -664,14 +732,14 @@ class WordLoad(Op):
 
     @property
     def effects(self) -> frozenset[Effect]:
-        extra = {Effect.FENCE} if self.attrs["order"] is Order.ACQUIRE else set()
-        return self.EFFECTS | extra
+        return _ordered_effects(self)
 
 
 class WordStore(Op):
     """Writes one element. Operands: view, value, element indices. Order weak, relaxed or release."""
 
     NAME = "word_store"
+    OPERANDS = (2, None)
     ATTRS = {"order": ..., "scope": ...}
     EFFECTS = frozenset({Effect.WRITE})
 
@@ -682,8 +750,7 @@ class WordStore(Op):
 
     @property
     def effects(self) -> frozenset[Effect]:
-        extra = {Effect.FENCE} if self.attrs["order"] is Order.RELEASE else set()
-        return self.EFFECTS | extra
+        return _ordered_effects(self)
 
 
 class WordRmw(Op):
@@ -691,6 +758,8 @@ class WordRmw(Op):
     Operands: view, value, element indices."""
 
     NAME = "word_rmw"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
     ATTRS = {"rmw": ..., "order": ..., "scope": ...}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
 
@@ -711,6 +780,8 @@ class Wait(Op):
     """
 
     NAME = "wait"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
     ATTRS = {"cmp": ..., "order": Order.ACQUIRE, "scope": ..., "what": ""}
     EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
@@ -739,6 +810,7 @@ class LaunchWords(Op):
     programs of one device."""
 
     NAME = "launch_words"
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         t = self.result.type
@@ -763,6 +835,7 @@ class Check(Op):
     further i64 operands are recorded as (got, limit) and shown in the report."""
 
     NAME = "check"
+    OPERANDS = (1, 3)
     ATTRS = {"kind": CheckKind.ASSERT, "message": ""}
     EFFECTS = frozenset({Effect.CONTROL})
 
@@ -781,6 +854,7 @@ class Print(Op):
     """Prints `prefix`, rank, program and the operands (tiles), one line per op."""
 
     NAME = "print"
+    OPERANDS = (0, None)
     ATTRS = {"prefix": ""}
     EFFECTS = frozenset({Effect.OUTPUT})
 
@@ -792,6 +866,15 @@ class Print(Op):
 # ---------------------------------------------------------------- control flow
 
 
+def _carried(op: Op, values: Sequence[Value]) -> None:
+    """Control flow carries what lives in registers; a view or an object is a name of memory."""
+    for v in values:
+        op.require(
+            isinstance(v.type, TileType | PointerType | TokenType),
+            f"carried value: expected a tile, pointer or token, got {v.type}",
+        )
+
+
 class For(Op):
     """for iv in range(lo, hi, step) with carried values.
 
@@ -801,6 +884,8 @@ class For(Op):
     """
 
     NAME = "for"
+    OPERANDS = (3, None)
+    RESULTS = (0, None)
     ATTRS = {"stages": 1}
     N_BLOCKS = 1
 
@@ -812,6 +897,8 @@ class For(Op):
         carried = [v.type for v in self.operands[3:]]
         _same(self, [lo, *carried], [a.type for a in self.blocks[0].args], "block arguments")
         _same(self, carried, [r.type for r in self.results], "results")
+        _carried(self, self.results)
+        self.require(self.attrs["stages"] >= 1, f"stages: expected at least 1, got {self.attrs['stages']}")
 
 
 class Loop(Op):
@@ -820,16 +907,21 @@ class Loop(Op):
     the carried ones."""
 
     NAME = "loop"
+    OPERANDS = (0, None)
+    RESULTS = (0, None)
     N_BLOCKS = 1
 
     def verify(self) -> None:
         _same(self, [v.type for v in self.operands], [a.type for a in self.blocks[0].args], "block arguments")
+        _carried(self, [*self.operands, *self.results])
 
 
 class If(Op):
     """Operand: bool scalar. Two blocks without arguments; an arm that falls through ends in `yield`."""
 
     NAME = "if"
+    OPERANDS = (1, 1)
+    RESULTS = (0, None)
     N_BLOCKS = 2
 
     def verify(self) -> None:
@@ -837,12 +929,14 @@ class If(Op):
         self.require(c.is_scalar and c.dtype.is_bool, f"condition: expected a bool scalar, got {c}")
         for block in self.blocks:
             self.require(not block.args, "blocks: expected no arguments")
+        _carried(self, self.results)
 
 
 class Yield(Op):
     """Ends an arm of `if` with its results."""
 
     NAME = "yield"
+    OPERANDS = (0, None)
     TERMINATOR = True
 
     def verify(self) -> None:
@@ -866,6 +960,7 @@ class Continue(Op):
     """Next trip of the innermost loop with these carried values."""
 
     NAME = "continue"
+    OPERANDS = (0, None)
     TERMINATOR = True
     EFFECTS = frozenset({Effect.CONTROL})
 
@@ -881,6 +976,7 @@ class Break(Op):
     """Leaves the innermost loop with these results."""
 
     NAME = "break"
+    OPERANDS = (0, None)
     TERMINATOR = True
     EFFECTS = frozenset({Effect.CONTROL})
 
@@ -909,6 +1005,7 @@ class NewToken(Op):
     """A token that orders nothing yet."""
 
     NAME = "new_token"
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         self.require(isinstance(self.result.type, TokenType), f"result: expected a token, got {self.result.type}")
@@ -918,6 +1015,8 @@ class JoinTokens(Op):
     """A token after all of the operands."""
 
     NAME = "join_tokens"
+    OPERANDS = (0, None)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         for v in [*self.operands, self.result]:
@@ -928,6 +1027,8 @@ class PtrOffset(Op):
     """pointer + offset, in elements. Operands: pointer tile, integer tile of the same shape."""
 
     NAME = "ptr_offset"
+    OPERANDS = (2, 2)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         p, o = self.operands[0].type, _tile(self, self.operands[1], "offset")
@@ -941,6 +1042,8 @@ class PtrBroadcast(Op):
     """Broadcast of a pointer tile, as `broadcast`."""
 
     NAME = "ptr_broadcast"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         p, r = self.operands[0].type, self.result.type
@@ -960,6 +1063,8 @@ class Unicast(Op):
     """Classifies a pointer as peer memory: the same address, space PEER. Grants nothing."""
 
     NAME = "unicast"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
 
     def verify(self) -> None:
         p, r = self.operands[0].type, self.result.type
@@ -991,6 +1096,8 @@ class PtrLoad(Op):
     Results: tile, token. Masked-off elements are `fill`."""
 
     NAME = "ptr_load"
+    OPERANDS = (2, 4)
+    RESULTS = (2, 2)
     ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
     EFFECTS = frozenset({Effect.READ})
 
@@ -1000,11 +1107,17 @@ class PtrLoad(Op):
         _same(self, TileType(p.dtype, p.shape), self.operands[1].type, "fill")
         _same(self, TileType(p.dtype, p.shape), self.results[0].type, "result")
 
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
 
 class PtrStore(Op):
     """Stores through a pointer tile. Operands: pointers, tile, [mask], [token]. Result: token."""
 
     NAME = "ptr_store"
+    OPERANDS = (2, 4)
+    RESULTS = (1, 1)
     ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
     EFFECTS = frozenset({Effect.WRITE})
 
@@ -1013,12 +1126,18 @@ class PtrStore(Op):
         p = _pointer_access(self, 2)
         _same(self, TileType(p.dtype, p.shape), self.operands[1].type, "tile")
 
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
 
 class PtrRmw(Op):
     """Atomic read-modify-write through a pointer tile. Operands: pointers, tile, [mask], [token].
     Results: old values (undefined where masked off), token."""
 
     NAME = "ptr_rmw"
+    OPERANDS = (2, 4)
+    RESULTS = (2, 2)
     ATTRS = {"rmw": ..., "order": ..., "scope": ..., "masked": False, "ordered": False}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE})
 
@@ -1029,12 +1148,18 @@ class PtrRmw(Op):
         _same(self, TileType(p.dtype, p.shape), self.results[0].type, "result")
         _rmw_dtype(self, p.dtype.is_float, p)
 
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
 
 class PtrCas(Op):
     """Atomic compare-and-swap (bitwise compare). Operands: pointers, compare, value, [mask], [token].
     Results: old values, token."""
 
     NAME = "ptr_cas"
+    OPERANDS = (3, 5)
+    RESULTS = (2, 2)
     ATTRS = {"order": ..., "scope": ..., "masked": False, "ordered": False}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE})
 
@@ -1043,6 +1168,10 @@ class PtrCas(Op):
         p = _pointer_access(self, 3)
         for role, v in (("compare", self.operands[1]), ("value", self.operands[2]), ("result", self.results[0])):
             _same(self, TileType(p.dtype, p.shape), v.type, role)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
 
 
 # ---------------------------------------------------------------- communication (expanded)
@@ -1053,6 +1182,7 @@ class Notify(Op):
     Operands: signal, slot, [rank]."""
 
     NAME = "notify"
+    OPERANDS = (2, 3)
     EFFECTS = frozenset({Effect.WRITE, Effect.FENCE})
 
     def verify(self) -> None:
@@ -1068,6 +1198,7 @@ class WaitSignal(Op):
     Operands: signal, slot, [rank]."""
 
     NAME = "wait_signal"
+    OPERANDS = (2, 3)
     EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
     def verify(self) -> None:
@@ -1079,6 +1210,7 @@ class CounterAdd(Op):
     Operands: counter, slot, amount, rank."""
 
     NAME = "counter_add"
+    OPERANDS = (4, 4)
     EFFECTS = frozenset({Effect.WRITE, Effect.FENCE})
 
     def verify(self) -> None:
@@ -1093,6 +1225,7 @@ class CounterWait(Op):
     Operands: counter, slot, n."""
 
     NAME = "counter_wait"
+    OPERANDS = (3, 3)
     EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
     def verify(self) -> None:
@@ -1107,6 +1240,7 @@ class BarrierSync(Op):
     *Expanded.* Operand: barrier."""
 
     NAME = "barrier_sync"
+    OPERANDS = (1, 1)
     ATTRS = {"all_programs": False}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
@@ -1133,6 +1267,7 @@ class BoxPost(Op):
     """Posts one tile to every receiver and opens a round. *Expanded.* Operands: mailbox, tile."""
 
     NAME = "box_post"
+    OPERANDS = (2, 2)
     EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
     def verify(self) -> None:
@@ -1144,6 +1279,7 @@ class BoxRound(Op):
     """Opens a round with different tiles for some ranks; `box_put` follows, then `box_flush`. *Expanded.*"""
 
     NAME = "box_round"
+    OPERANDS = (1, 1)
     EFFECTS = BoxPost.EFFECTS
 
     def verify(self) -> None:
@@ -1154,6 +1290,7 @@ class BoxPut(Op):
     """Puts a tile for one rank into the open round. *Expanded.* Operands: mailbox, tile, rank."""
 
     NAME = "box_put"
+    OPERANDS = (3, 3)
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -1173,6 +1310,7 @@ class BoxCollect(Op):
     `box_take`, and `box_release` gives the slots back."""
 
     NAME = "box_collect"
+    OPERANDS = (1, 1)
     EFFECTS = frozenset({Effect.READ})
 
     def verify(self) -> None:
@@ -1184,6 +1322,8 @@ class BoxTake(Op):
     Operands: mailbox, source. Results: tile, present (bool: false for a link without a tile)."""
 
     NAME = "box_take"
+    OPERANDS = (2, 2)
+    RESULTS = (2, 2)
     EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
 
     def verify(self) -> None:
@@ -1218,3 +1358,12 @@ PRIMITIVE: Final = (
 
 ALL_OPS: Final = PRIMITIVE + EXPANDED
 BY_NAME: Final = {cls.NAME: cls for cls in ALL_OPS}
+
+ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
+    "value": (int, float, bool), "axis": (int,), "size": (int,), "axes": (tuple,), "field": (str,),
+    "fn": (Unary, Binary, Compare, Fold), "rounding": (Rounding,), "saturate": (bool,),
+    "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw,), "cmp": (Cmp,),
+    "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
+    "prefix": (str,), "stages": (int,), "masked": (bool,), "ordered": (bool,), "all_programs": (bool,),
+}  # fmt: skip
+"""What an attribute of each name may be; the verifier checks it before the op's own rule."""

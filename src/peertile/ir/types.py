@@ -144,6 +144,11 @@ class ViewType(Type):
     align: int = 0
     divisible: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        # One spelling per fact: no promise is written out, so that equal types compare equal.
+        object.__setattr__(self, "unit_stride", self.unit_stride or (False,) * self.rank)
+        object.__setattr__(self, "divisible", self.divisible or (1,) * self.rank)
+
     @property
     def slots(self) -> tuple[str, ...]:
         return ("pointer", *(f"extent{k}" for k in range(self.rank)), *(f"stride{k}" for k in range(self.rank)))
@@ -185,6 +190,11 @@ class SymmetricType(Type):
     unit_stride: tuple[bool, ...] = ()
     align: int = 0
     divisible: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        # One spelling per fact: no promise is written out, so that equal types compare equal.
+        object.__setattr__(self, "unit_stride", self.unit_stride or (False,) * self.rank)
+        object.__setattr__(self, "divisible", self.divisible or (1,) * self.rank)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -1,0 +1,82 @@
+"""What a backend hands to a driver: code for one kernel and the facts a launch needs. No compiling here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from peertile.source import Loc
+
+__all__ = ["Binary", "Place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place of a kernel that can end in a fault: index k of `Binary.places` is what the code records.
+
+    `kind` is the name of the fault ("assert", "bounds", "signature", "wait") or "print". `what` names the
+    word of a wait for people, `message` is the text of a check.
+    """
+
+    loc: Loc | None = None
+    message: str = ""
+    what: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A compiled kernel.
+
+    `payload` is an object file (cpu) whose symbols start with `entry`. `scratch_bytes` are needed per
+    executor (plain kernels) or per program (`waits`). `n_slots` is the length of the argument block.
+    `text` holds stages for inspection and is neither cached nor compared.
+    """
+
+    target: str
+    entry: str
+    payload: bytes
+    scratch_bytes: int
+    waits: bool
+    places: tuple[Place, ...]
+    n_slots: int
+    text: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Everything but `text`, for a cache: one line of JSON, then the payload."""
+        head = {
+            "target": self.target,
+            "entry": self.entry,
+            "scratch_bytes": self.scratch_bytes,
+            "waits": self.waits,
+            "n_slots": self.n_slots,
+            "places": [[_loc_to_list(p.loc), p.message, p.what, p.kind] for p in self.places],
+        }
+        return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.payload
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Binary:
+        """The inverse of `to_bytes`; ValueError or KeyError if it is not one."""
+        line, payload = data.split(b"\n", 1)
+        head = json.loads(line)
+        places = tuple(Place(_loc_from_list(loc), message, what, kind) for loc, message, what, kind in head["places"])
+        return Binary(
+            head["target"], head["entry"], payload, head["scratch_bytes"], head["waits"], places, head["n_slots"]
+        )
+
+
+_LocList = list[Any] | None
+
+
+def _loc_to_list(loc: Loc | None) -> _LocList:
+    if loc is None:
+        return None
+    return [loc.file, loc.line, loc.col, loc.end_col, loc.function, _loc_to_list(loc.inlined_at)]
+
+
+def _loc_from_list(data: _LocList) -> Loc | None:
+    if data is None:
+        return None
+    file, line, col, end_col, function, inlined_at = data
+    return Loc(file, line, col, end_col, function, _loc_from_list(inlined_at))

@@ -1,0 +1,80 @@
+"""LLVM for the cpu target: text to object code, object code to addresses. The only module that imports llvmlite.
+
+Knows nothing of tile IR or launches. llvmlite is imported at the first compilation or load, not before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+__all__ = ["compile_text", "host_cpu", "host_features", "llvmlite_version", "load_object"]
+
+_lock: Final = threading.Lock()  # guards first use; llvmlite itself serialises every LLVM call
+_names: Final = itertools.count()
+_loaded: Final[list[Any]] = []  # resource trackers: code stays mapped as long as threads may run it, to the end
+_state: dict[str, Any] = {}
+
+
+def _llvm() -> Any:
+    with _lock:
+        if "llvm" not in _state:
+            import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            _state["llvm"] = llvm
+        return _state["llvm"]
+
+
+def llvmlite_version() -> str:
+    import llvmlite
+
+    return str(llvmlite.__version__)
+
+
+def host_cpu() -> str:
+    """LLVM's name of this processor."""
+    return str(_llvm().get_host_cpu_name())
+
+
+def host_features() -> str:
+    """LLVM's feature string of this processor."""
+    return str(_llvm().get_host_cpu_features().flatten())
+
+
+def compile_text(text: str, *, cpu: str | None = None, level: int = 1) -> bytes:
+    """Object code of a module of LLVM IR text, optimised at `level` (coroutines are split at every level)."""
+    llvm = _llvm()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(
+        cpu=cpu or host_cpu(),
+        features=host_features() if cpu is None else "",
+        opt=2,
+        reloc="pic",
+        codemodel="default",
+    )
+    module = llvm.parse_assembly(text)
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+    builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
+
+
+def load_object(payload: bytes, symbols: Iterable[str]) -> dict[str, int]:
+    """Addresses of `symbols` of an object, linked against this process. The code is never unmapped."""
+    llvm = _llvm()
+    with _lock:
+        if "lljit" not in _state:
+            _state["lljit"] = llvm.create_lljit_compiler()
+    library = llvm.JITLibraryBuilder().add_object_img(payload).add_current_process()
+    names = list(symbols)
+    for name in names:
+        library.export_symbol(name)
+    tracker = library.link(_state["lljit"], f"peertile.{next(_names)}")
+    _loaded.append(tracker)
+    return {name: int(tracker[name]) for name in names}

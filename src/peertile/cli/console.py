@@ -1,0 +1,61 @@
+"""What programs show a person: progress bars and tables, on one rank. rich is imported at first use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from peertile.comm.group import Group
+
+__all__ = ["progress", "report"]
+
+
+@contextmanager
+def progress(group: Group, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar of `total` steps, shown by rank 0; call what it gives with (steps done, note).
+
+    Without a terminal it prints a line at every tenth of the way.
+
+    >>> import peertile as pt
+    >>> with pt.progress(pt.init(), "training", 2) as bar:
+    ...     bar(1, "loss 0.5")
+    training: 1 of 2, loss 0.5
+    """
+    if group.rank != 0:
+        yield lambda done, note: None
+        return
+    if not sys.stdout.isatty():
+        step = max(total // 10, 1)
+
+        def line(done: int, note: str) -> None:
+            if done % step == 0 or done == total:
+                print(f"{label}: {done} of {total}, {note}", flush=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+        TimeElapsedColumn(),
+    ) as bar:  # fmt: skip
+        task = bar.add_task(label, total=total, note="")
+        yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+def report(title: str, rows: Mapping[str, str]) -> None:
+    """A two-column table on standard output.
+
+    >>> import peertile as pt
+    >>> pt.report("result", {"accuracy": "0.97"})  # doctest: +SKIP
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)

@@ -1,0 +1,274 @@
+"""Group: a set of ranks, what they agree on, and how a failure of one reaches all. No device work.
+
+Every method that says *collective* must be called by every rank of the group, in the same order and
+with the same description; ranks that disagree all get SymmetryError. Every wait is bounded by
+PEERTILE_WAIT_TIMEOUT_S. A failed group raises PeerFailed from every call, and its abort word makes
+waiting kernels leave, until `recover`. Read coordinator.py for who decides, control.py for the words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from peertile.comm.control import RankState
+from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Outcome, Reply, name_ranks
+from peertile.comm.frames import MAX_FDS
+from peertile.comm.rendezvous import Link
+from peertile.config import config
+from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UsageError
+
+__all__ = ["Group", "RankModel", "describe"]
+
+T = TypeVar("T")
+
+
+class RankModel(Enum):
+    """What a rank is: a process of its own, or a thread of one process."""
+
+    PROCESSES = "processes"
+    THREADS = "threads"
+
+
+class Group:
+    """A set of ranks that work together. `init` makes the world group, `subgroup` the others."""
+
+    def __init__(
+        self,
+        link: Link,
+        key: int,
+        members: tuple[int, ...],
+        world_rank: int,
+        *,
+        model: RankModel,
+        device: str = "cpu",
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.rank = members.index(world_rank)
+        self.size = len(members)
+        self.world_ranks = members
+        self.world_rank = world_rank
+        self.local_rank = world_rank if local_rank is None else local_rank
+        self.local_size = len(link.pids) if local_size is None else local_size
+        self._link = link
+        self._key = key
+        self._block = link.segment.block(key)
+        self._pid = os.getpid()
+        self._closed = False
+        self._sequence = 0
+        self._generation = 0
+        self._callbacks: list[Callable[[], object]] = []
+        # Held over each collective call: sequence numbers go out in the order of the calls. Reentrant, because
+        # a recovery makes collective calls of its own. No lock of another object is taken while it is held.
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"Group(rank={self.rank}, size={self.size}, world_ranks={list(self.world_ranks)}, {self.model.value})"
+
+    # What kernels and the heap need to know
+
+    @property
+    def abort_address(self) -> int:
+        """Address, in this process, of the i32 that is not 0 once the group has failed. Valid while the group lives."""
+        return self._block.abort_address
+
+    @property
+    def generation(self) -> int:
+        """Number of recoveries so far."""
+        return self._generation
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process of each rank; all the same for threads."""
+        return tuple(self._link.pids[rank] for rank in self.world_ranks)
+
+    def states(self) -> tuple[RankState, ...]:
+        """Where each rank stands: alive, left, dead."""
+        return tuple(self._block.rank(rank)[1] for rank in range(self.size))
+
+    # Collective calls
+
+    def exchange(self, payload: bytes, what: str, *, timeout_s: float | None = None) -> list[bytes]:
+        """Collective. Every rank's `payload`, in rank order."""
+        return list(self._call(f"exchange({what})", payload, timeout_s=timeout_s)[0].payloads)
+
+    def exchange_fds(
+        self, payload: bytes, fds: Sequence[int], what: str, *, timeout_s: float | None = None
+    ) -> tuple[list[bytes], list[list[int]]]:
+        """Collective. As `exchange`, with file descriptors; every rank gets duplicates of all, its own too, and
+        closes them. At most 250 descriptors over all ranks."""
+        reply, received = self._call(f"exchange_fds({what})", payload, fds=fds, timeout_s=timeout_s)
+        by_rank: list[list[int]] = []
+        for count in reply.fd_counts:
+            by_rank.append(received[:count])
+            received = received[count:]
+        return list(reply.payloads), by_rank
+
+    def barrier(self, what: str = "", *, timeout_s: float | None = None) -> None:
+        """Collective. Returns once every rank has arrived."""
+        self._call(f"barrier({what})", timeout_s=timeout_s)
+
+    def broadcast(self, payload: bytes | None, what: str, *, root: int = 0, timeout_s: float | None = None) -> bytes:
+        """Collective. The payload of rank `root`, on every rank; the others' are not looked at."""
+        if not 0 <= root < self.size:
+            raise ArgumentError(f"broadcast({what}): root: expected 0 to {self.size - 1}, got {root}")
+        mine = payload if self.rank == root and payload is not None else b""
+        return self._call(f"broadcast({what}, root={root})", mine, timeout_s=timeout_s)[0].payloads[root]
+
+    def agree(self, value: T, what: str, *, timeout_s: float | None = None) -> T:
+        """Collective. `value`, if it is the same on every rank by its repr; else SymmetryError everywhere."""
+        reply, _ = self._call(f"agree({what})", repr(value).encode(), timeout_s=timeout_s)
+        seen = [text.decode() for text in reply.payloads]
+        if len(set(seen)) > 1:
+            by_value: dict[str, list[int]] = {}
+            for rank, text in enumerate(seen):
+                by_value.setdefault(text, []).append(rank)
+            values = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in by_value.items())
+            raise SymmetryError(f"ranks disagree about {what}: {values}. It must be the same on every rank")
+        return value
+
+    def all_or_none(self, what: str, action: Callable[[], T]) -> T:
+        """Collective. Runs `action` here; unless it succeeds on every rank, every rank raises: its own error where it
+        failed, PeerFailed elsewhere. The group stays sound."""
+        with self.collective(what):
+            return action()
+
+    @contextlib.contextmanager
+    def collective(self, what: str) -> Iterator[None]:
+        """Collective. `all_or_none` as a with statement; its end waits for every rank's."""
+        try:
+            yield
+        except Exception as error:
+            # Its own error matters more than whatever else happens on the way to tell the others.
+            with contextlib.suppress(PeerFailed, SymmetryError, TimeoutError):
+                self._call(f"{what}", b"!" + describe(error).encode())
+            raise
+        payloads = self._call(f"{what}", b"")[0].payloads
+        for rank, payload in enumerate(payloads):
+            if payload:
+                raise PeerFailed(rank, payload[1:].decode())
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """Collective over this group, with the same `ranks` everywhere. The group of those ranks, numbered in the
+        given order, on its members; None on the others. Groups may overlap; each has its own numbering and words."""
+        chosen = tuple(ranks)
+        if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= rank < self.size for rank in chosen):
+            raise ArgumentError(
+                f"subgroup({list(chosen)}): expected at least one rank, each of 0 to {self.size - 1} and once"
+            )
+        members = tuple(self.world_ranks[rank] for rank in chosen)
+        reply, _ = self._call(f"subgroup({list(chosen)})", members=members)
+        if self.world_rank not in members:
+            return None
+        return Group(
+            *(self._link, reply.created, members, self.world_rank),
+            model=self.model,
+            device=self.device,
+            local_rank=self.local_rank,
+            local_size=self.local_size,
+        )
+
+    # Failure
+
+    def failure(self) -> PeerFailed | None:
+        """Who failed first and why; None while the group is sound. Costs one load."""
+        return self._block.failure()
+
+    def check(self) -> None:
+        """Raises if the group has failed, is closed, or belongs to the process before a fork."""
+        self._usable("check")
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+
+    def fail(self, cause: str) -> None:
+        """Marks the group broken on every rank, with this rank and `cause`. Never waits; the first failure wins."""
+        self._usable("fail")
+        self._link.tell(Fail(self._key, self._generation, cause))
+
+    def recover(self, *, timeout_s: float | None = None) -> None:
+        """Collective over the living. Clears the failure, starts a new generation and runs the `on_recover` callbacks
+        in order; returns once they have run on every rank. Expects that no operation of the group is in flight.
+        PeerFailed if a rank is gone for good."""
+        with self._lock:
+            reply, _ = self._call(RECOVER, timeout_s=timeout_s)
+            self._generation = reply.generation
+            self._sequence = 0
+            with self.collective("recover callbacks"):
+                for callback in list(self._callbacks):
+                    callback()
+
+    def on_recover(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Registers a callback for `recover`; what comes back takes it out again."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def dying(self, cause: str) -> None:
+        """This rank will not go on: every group it is in fails with `cause`. Never waits."""
+        if self._pid == os.getpid():
+            self._link.tell(Dying(cause))
+
+    # The end
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """This rank is done with the group. Not collective and never waits; closing twice is fine."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        if self._key == 0:
+            self._link.close()
+        else:
+            self._link.tell(Close(self._key))
+
+    def _usable(self, what: str) -> None:
+        if self._pid != os.getpid():
+            raise UsageError(f"{what}: the runtime was initialised before fork; use spawn")
+        if self._closed:
+            raise UsageError(f"{what}: this group is closed")
+
+    def _call(
+        self,
+        call: str,
+        payload: bytes = b"",
+        *,
+        fds: Sequence[int] = (),
+        members: tuple[int, ...] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Reply, list[int]]:
+        self._usable(call)
+        if len(fds) * self.size > MAX_FDS:
+            raise ArgumentError(f"{call}: expected at most {MAX_FDS // self.size} descriptors per rank, got {len(fds)}")
+        bound = config().wait_timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            if call != RECOVER:
+                self.check()
+            request = Arrive(
+                next(self._link.tickets), self._key, self._generation, self._sequence, call, bound, payload, members
+            )
+            self._sequence += 1
+            try:
+                reply, received = self._link.call(request, fds)
+            except PeerFailed as error:
+                raise self.failure() or error from None
+        if reply.outcome is not Outcome.DONE:
+            error = reply.error()
+            assert error is not None
+            raise error
+        return reply, received
+
+
+def describe(error: BaseException) -> str:
+    """An exception as the cause of a failure: its type and message."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,529 @@
+"""How the ranks of a job reach the coordinator: over a socket of this host, or directly as threads.
+
+Process model: rank 0 runs the coordinator on a thread behind a unix socket; every rank, rank 0 too,
+holds one connection and one thread that is blocked in receiving. The socket's name is abstract on
+Linux (no file) and carries the user, the port and the job, so it never meets the TCP store that
+torchrun puts on the same port. Thread model: all ranks call the coordinator under one lock.
+
+Nothing here knows what a collective means; read coordinator.py first. Messages are pickled: both ends
+run as the same user on this host (checked with SO_PEERCRED on Linux), so that no trust is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from peertile.comm.control import Segment
+from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, name_ranks
+from peertile.comm.frames import Reader, Received, frame, send_some
+from peertile.errors import PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
+
+__all__ = ["Link", "LocalHub", "LocalLink", "Server", "SocketLink", "connect", "serve"]
+
+_ANSWER_MARGIN_S = 5.0  # the coordinator ends calls on time; beyond this it is itself stuck
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a connection."""
+
+    rank: int
+    size: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Every rank has joined. Carries the control segment."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This rank cannot join; `disagreed` tells SymmetryError from WaitTimeout."""
+
+    text: str
+    disagreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Rank 0 ends normally and takes the coordinator with it."""
+
+
+class Link(Protocol):
+    """A rank's connection to the coordinator."""
+
+    segment: Segment
+    pids: tuple[int, ...]
+    tickets: Iterator[int]  # numbers for requests, one series for all groups of this rank
+
+    def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
+        """Arrives and waits for the reply, bounded; received descriptors belong to the caller."""
+
+    def tell(self, request: Request) -> None:
+        """One way: never waits, never fails."""
+
+    def close(self) -> None:
+        """Leaves the job without waiting for anybody. Closing twice is fine."""
+
+
+class LocalHub:
+    """The coordinator of ranks that are threads of this process; with one rank, a job of its own."""
+
+    def __init__(self, size: int) -> None:
+        # Protects the coordinator. Nothing else is taken while it is held; deliveries only put into queues.
+        self._lock = threading.Lock()
+        self.segment = Segment.create(size, shared=False)
+        self.pids = (os.getpid(),) * size
+        self._waiting: dict[tuple[int, int], SimpleQueue[tuple[Reply, list[int]]]] = {}
+        self._coordinator = Coordinator(self.pids, self.segment, self._deliver, os.close)
+
+    def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
+        waiting = self._waiting.pop((rank, reply.ticket), None)
+        if waiting is not None:
+            waiting.put((reply, [os.dup(fd) for fd in fds]))
+
+    def call(self, rank: int, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
+        answer: SimpleQueue[tuple[Reply, list[int]]] = SimpleQueue()
+        with self._lock:
+            self._waiting[rank, request.ticket] = answer
+            self._coordinator.handle(rank, request, tuple(os.dup(fd) for fd in fds), time.monotonic())
+        try:
+            return answer.get(timeout=request.timeout_s)
+        except Empty:
+            with self._lock:
+                self._coordinator.expire(time.monotonic() + 1e-3)  # this call's own bound has passed for certain
+            return answer.get(timeout=_ANSWER_MARGIN_S)
+        except BaseException:
+            with self._lock:
+                self._waiting.pop((rank, request.ticket), None)
+            raise
+
+    def tell(self, rank: int, request: Request) -> None:
+        with self._lock:
+            self._coordinator.handle(rank, request, (), time.monotonic())
+
+
+class LocalLink:
+    """A thread rank's link: the hub and its number."""
+
+    def __init__(self, hub: LocalHub, rank: int) -> None:
+        self._hub = hub
+        self._rank = rank
+        self.segment = hub.segment
+        self.pids = hub.pids
+        self.tickets = itertools.count()
+
+    def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
+        return self._hub.call(self._rank, request, fds)
+
+    def tell(self, request: Request) -> None:
+        self._hub.tell(self._rank, request)
+
+    def close(self) -> None:
+        self._hub.tell(self._rank, Leave())
+
+
+class Server:
+    """Rank 0's rendezvous: one thread that accepts the ranks and drives the coordinator."""
+
+    def __init__(self, listener: socket.socket, size: int, timeout_s: float) -> None:
+        self._listener = listener
+        self._size = size
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[int, _Peer] = {}
+        self._coordinator: Coordinator | None = None
+        self._over = False
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="peertile-coordinator", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the inherited sockets. The selector is left alone, it is the parent's too."""
+        self._listener.close()
+        for peer in self._peers.values():
+            peer.socket.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                for key, _ in self._selector.select(self._wait_s()):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._serve(key.data)
+                self._expire()
+            self._flush()
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, socket.socket):
+                    key.fileobj.close()
+            self._selector.close()
+
+    def _wait_s(self) -> float | None:
+        deadline = self._deadline if self._coordinator is None else self._coordinator.next_deadline()
+        return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        if self._coordinator is not None:
+            self._coordinator.expire(now)
+        elif now >= self._deadline:
+            missing = [rank for rank in range(self._size) if rank not in self._peers]
+            text = (
+                f"{name_ranks(missing)} of {self._size} did not join within {self._timeout_s:g} s "
+                f"(PEERTILE_WAIT_TIMEOUT_S)"
+            )
+            for peer in self._peers.values():
+                peer.send(Refused(text, disagreed=False))
+            self._over = True
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if not _same_user(connection):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, _Peer(connection, self._selector))
+
+    def _serve(self, peer: _Peer) -> None:
+        peer.flush()
+        for message, fds in peer.receive():
+            if isinstance(message, Hello):
+                self._join(peer, message)
+            elif peer.rank is not None and self._coordinator is not None:
+                self._coordinator.handle(peer.rank, message, fds, time.monotonic())
+                if isinstance(message, Leave) and peer.rank == 0:
+                    self._over = True
+        if peer.ended:
+            self._selector.unregister(peer.socket)
+            peer.socket.close()
+            if peer.rank is not None and self._peers.get(peer.rank) is peer:
+                del self._peers[peer.rank]
+                if self._coordinator is not None:
+                    self._coordinator.lose(peer.rank, f"its process {peer.pid} ended without leaving the group")
+
+    def _join(self, peer: _Peer, hello: Hello) -> None:
+        other = self._peers.get(hello.rank)
+        if hello.size != self._size:
+            text = f"ranks disagree about the number of ranks: rank 0: {self._size}; rank {hello.rank}: {hello.size}"
+            for everyone in [peer, *self._peers.values()]:
+                everyone.send(Refused(text, disagreed=True))
+            self._over = True
+        elif other is not None or self._coordinator is not None:
+            who = f" as process {other.pid}" if other is not None else ""
+            peer.send(Refused(f"rank {hello.rank} has joined this job already{who}", disagreed=True))
+        else:
+            peer.rank, peer.pid = hello.rank, hello.pid
+            self._peers[hello.rank] = peer
+            if len(self._peers) == self._size:
+                self._start()
+
+    def _start(self) -> None:
+        pids = tuple(self._peers[rank].pid for rank in range(self._size))
+        segment = Segment.create(self._size, shared=True)
+        assert segment.fd is not None
+        self._coordinator = Coordinator(pids, segment, self._deliver, os.close)
+        for peer in self._peers.values():
+            peer.send(Welcome(pids), (segment.fd,))
+        segment.close_fd()
+
+    def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
+        peer = self._peers.get(rank)
+        if peer is not None:
+            peer.send(reply, fds)
+
+    def _flush(self) -> None:
+        """What is still to be sent goes out, within a bound: then the sockets close."""
+        for peer in self._peers.values():
+            if self._coordinator is not None:
+                peer.send(Goodbye())
+            peer.socket.settimeout(1.0)
+            peer.flush()
+
+
+class _Peer:
+    """The coordinator's end of one connection. Never blocks: what does not fit waits in a queue."""
+
+    def __init__(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.socket = connection
+        self.rank: int | None = None
+        self.pid = 0
+        self.ended = False
+        self._writing = False
+        self._selector = selector
+        self._reader = Reader(connection)
+        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+
+    def receive(self) -> list[Received]:
+        try:
+            messages = self._reader.read()
+        except BlockingIOError:
+            return []
+        except OSError:
+            messages = None
+        if messages is None:
+            self.ended = True
+            return []
+        return messages
+
+    def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        self._out.append((frame(message, fds), tuple(os.dup(fd) for fd in fds)))
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._out:
+                data, fds = self._out.popleft()
+                try:
+                    sent = send_some(self.socket, data, fds)
+                except BlockingIOError:
+                    self._out.appendleft((data, fds))
+                    break
+                for fd in fds:
+                    os.close(fd)
+                if sent < len(data):
+                    self._out.appendleft((data[sent:], ()))
+        except OSError:
+            self._out.clear()  # the reading side sees the end of the connection
+        if bool(self._out) != self._writing:
+            self._writing = not self._writing
+            with contextlib.suppress(KeyError, ValueError):
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
+                self._selector.modify(self.socket, events, self)
+
+
+class SocketLink:
+    """A rank's end of the connection: callers send, one thread receives and wakes them."""
+
+    def __init__(self, connection: socket.socket, reader: Reader, early: list[Received]) -> None:
+        (welcome, fds), *self._early = early  # rank 0 may have said more in the same breath
+        self.segment = Segment.attach(fds[0])
+        self.pids: tuple[int, ...] = welcome.pids
+        self.tickets = itertools.count()
+        self.server: Server | None = None
+        self.on_lost: Callable[[str], None] | None = None
+        self._socket = connection
+        self._reader = reader
+        self._send_lock = threading.Lock()  # protects the sending side; nothing is taken while it is held
+        self._waiting: dict[int, SimpleQueue[tuple[Reply, list[int]] | None]] = {}
+        self._end: str | None = None  # why the coordinator is gone
+        self._closed = False
+        # A bound for sending alone: the receiving thread stays blocked as long as nothing comes.
+        bound = struct.pack("ll", int(_ANSWER_MARGIN_S), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+        self._thread = threading.Thread(target=self._run, name="peertile-monitor", daemon=True)
+        self._thread.start()
+
+    def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
+        answer: SimpleQueue[tuple[Reply, list[int]] | None] = SimpleQueue()
+        self._waiting[request.ticket] = answer
+        try:
+            # Registered first, looked at second: either the end is seen here or `_run` wakes this call with None.
+            # Not looked at again: the reply may be there although the coordinator has left since.
+            if self._end is not None:
+                raise PeerFailed(0, self._end)
+            if not self._send(request, tuple(fds)):
+                raise WaitTimeout(
+                    f"{request.call}: rank 0 took no message for {_ANSWER_MARGIN_S:g} s; is its process stopped?"
+                )
+            got = answer.get(timeout=request.timeout_s + _ANSWER_MARGIN_S)
+        except Empty:
+            raise WaitTimeout(
+                f"{request.call}: rank 0, which hosts the rendezvous, did not answer within "
+                f"{request.timeout_s + _ANSWER_MARGIN_S:g} s; is its process stopped?"
+            ) from None
+        finally:
+            self._waiting.pop(request.ticket, None)
+        if got is None:
+            raise PeerFailed(0, self._end or "the connection ended")
+        return got
+
+    def tell(self, request: Request) -> None:
+        if self._end is None and not self._closed:
+            self._send(request, ())
+
+    def _send(self, message: object, fds: tuple[int, ...]) -> bool:
+        """False when it could not be sent in time; a connection that has ended is the reader's to report."""
+        data = frame(message, fds)
+        with self._send_lock:
+            while data:
+                try:
+                    data = data[send_some(self._socket, data, fds) :]
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    return True
+                fds = ()
+        return True
+
+    def _run(self) -> None:
+        messages: list[Received] | None = self._early
+        left = False
+        while messages is not None:
+            for message, fds in messages:
+                if isinstance(message, Goodbye):
+                    left = True
+                else:
+                    self._answer(message, fds)
+            try:
+                messages = self._reader.read()
+            except OSError:
+                messages = None
+        if left:
+            self._end = "left the group: its program ended normally, and it hosted the rendezvous"
+        else:
+            self._end = f"its process {self.pids[0]} ended without leaving the group"
+            if self.on_lost is not None and not self._closed:
+                self.on_lost(self._end)
+        for answer in list(self._waiting.values()):
+            answer.put(None)
+
+    def _answer(self, reply: Reply, fds: tuple[int, ...]) -> None:
+        answer = self._waiting.get(reply.ticket)
+        if answer is not None:
+            answer.put((reply, list(fds)))
+        else:  # the caller was interrupted
+            for fd in fds:
+                os.close(fd)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self.tell(Leave())
+        self._closed = True
+        if self.server is not None:
+            self.server.join(3.0)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(1.0)
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """In a forked child: drops what it inherited, so that the end of the parent is seen by its peers."""
+        self._closed = True
+        self._socket.close()
+        if self.server is not None:
+            self.server.abandon()
+
+
+def serve(port: int, job: str, size: int, timeout_s: float) -> Server:
+    """Opens the rendezvous of a job on this host. Rank 0 calls it before `connect`."""
+    address = _address(port, job)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if isinstance(address, str):
+            _remove_stale(address)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"rendezvous on port {port}: another job of this user is using it ({error.strerror}); "
+            f"pass another port= to init, or set PEERTILE_MASTER_PORT"
+        ) from None
+    listener.listen(size + 8)
+    return Server(listener, size, timeout_s)
+
+
+def connect(port: int, job: str, rank: int, size: int, timeout_s: float) -> SocketLink:
+    """Joins the job: waits, bounded, until every rank has joined."""
+    deadline = time.monotonic() + timeout_s
+    connection = _dial(_address(port, job), port, rank, timeout_s, deadline)
+    reader = Reader(connection)
+    try:
+        connection.settimeout(max(deadline - time.monotonic(), 0) + _ANSWER_MARGIN_S)
+        connection.sendall(frame(Hello(rank, size, os.getpid())))
+        messages = reader.read()
+    except TimeoutError:
+        connection.close()
+        raise WaitTimeout(f"rank {rank}: rank 0 opened the rendezvous but did not answer; is it stopped?") from None
+    except OSError:
+        messages = None
+    if not messages:
+        connection.close()
+        raise PeerFailed(0, "its process ended while the ranks were joining")
+    message, _ = messages[0]
+    if isinstance(message, Refused):
+        connection.close()
+        text = f"rank {rank} cannot join: {message.text}"
+        raise SymmetryError(text) if message.disagreed else WaitTimeout(text)
+    connection.settimeout(None)
+    return SocketLink(connection, reader, messages)
+
+
+def _dial(address: bytes | str, port: int, rank: int, timeout_s: float, deadline: float) -> socket.socket:
+    """A connection to rank 0, which may not have opened the rendezvous yet. Nothing announces an abstract
+    socket, so this polls: from 1 ms to 50 ms apart, until the deadline."""
+    pause = 0.001
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+            return connection
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+            connection.close()
+        if time.monotonic() + pause > deadline:
+            raise WaitTimeout(
+                f"rank {rank}: rank 0 did not open the rendezvous on port {port} within {timeout_s:g} s "
+                f"(PEERTILE_WAIT_TIMEOUT_S); was it started, with the same port?"
+            )
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def _address(port: int, job: str) -> bytes | str:
+    if not hasattr(socket, "AF_UNIX"):
+        raise UnsupportedError(
+            f"several ranks as processes: expected Linux or macOS, got {sys.platform}; use RankModel.THREADS"
+        )
+    if len(job) > 32:  # the name of a unix socket has about 100 bytes
+        import hashlib
+
+        job = hashlib.sha256(job.encode()).hexdigest()[:32]
+    name = f"peertile-{os.getuid()}-{port}-{job}"
+    if sys.platform == "linux":
+        return b"\0" + name.encode()
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), name)
+
+
+def _remove_stale(path: str) -> None:
+    """Where sockets are files: one that nobody answers was left by a job that was killed."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        pass
+    finally:
+        probe.close()
+
+
+def _same_user(connection: socket.socket) -> bool:
+    if sys.platform != "linux":
+        return True  # the socket is a file in this user's temporary folder
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.getuid())

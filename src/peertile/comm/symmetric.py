@@ -1,0 +1,468 @@
+"""The symmetric heap: one arena per rank, the same offsets everywhere, and what lives in it.
+
+Every rank makes the same calls in the same order; sizes, dtypes and order are compared, and if one
+rank fails every rank raises. Objects here are passed to kernels: tensors (`T.Peer`, or `T.Shared` and
+`T.Exclusive` through `.local`), signals, counters, barriers, mailboxes. No kernel is launched here.
+
+Life of a heap::
+
+    made (collective) ──> open ──close() (collective)──> closed     use after close is a UsageError
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from peertile.comm.links import Links, acknowledgement_needed
+from peertile.dtypes import DType
+from peertile.errors import AllocationError, ArgumentError, UsageError
+from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
+from peertile.runtime.argument import Argument, Use, canonical, pack_words, symmetric_type
+from peertile.runtime.driver import SegmentHandle, ShareHandle
+from peertile.runtime.registry import current_device
+from peertile.runtime.storage import Storage
+from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape
+
+if TYPE_CHECKING:
+    from peertile.comm.group import Group
+    from peertile.runtime.device import Device
+
+__all__ = ["Barrier", "Counter", "Mailbox", "Signal", "SymmetricHeap", "SymmetricTensor"]
+
+ALIGNMENT = 256
+REDZONE = 256
+"""Bytes left free after each object, so that a small overrun hits no neighbour."""
+DEFAULT_SLOTS = 1024
+
+
+class _Arena:
+    """First-fit offsets in [0, size). The same calls give the same offsets on every rank."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.free: list[tuple[int, int]] = [(0, size)]
+
+    def take(self, nbytes: int) -> int | None:
+        need = -(-(nbytes + REDZONE) // ALIGNMENT) * ALIGNMENT
+        for k, (start, length) in enumerate(self.free):
+            if length >= need:
+                self.free[k : k + 1] = [(start + need, length - need)] if length > need else []
+                return start
+        return None
+
+    def give(self, offset: int, nbytes: int) -> None:
+        need = -(-(nbytes + REDZONE) // ALIGNMENT) * ALIGNMENT
+        self.free.append((offset, need))
+        self.free.sort()
+        merged: list[tuple[int, int]] = []
+        for start, length in self.free:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self.free = merged
+
+    @property
+    def largest(self) -> int:
+        return max((length for _, length in self.free), default=0)
+
+    @property
+    def in_use(self) -> int:
+        return self.size - sum(length for _, length in self.free)
+
+
+class SymmetricHeap:
+    """`size_bytes` of memory on every rank of `group`, visible to all of them.
+
+    Collective: every rank makes it, allocates from it and closes it in the same order. It is a context
+    manager. `SymmetryError` on every rank if sizes differ, `AllocationError` where memory lacks (then
+    `PeerFailed` on the others).
+
+    >>> import peertile as pt
+    >>> with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+    ...     x = heap.zeros((16,), pt.f32)
+    ...     x.local.numpy().sum()
+    np.float32(0.0)
+    """
+
+    def __init__(self, group: Group, size_bytes: int) -> None:
+        if not isinstance(size_bytes, int) or size_bytes <= 0:
+            raise ArgumentError(f"size_bytes: expected a positive integer, got {size_bytes!r}")
+        self.group = group
+        self.device: Device = current_device()
+        self.size_bytes = -(-size_bytes // 4096) * 4096
+        self._closed = False
+        self._objects: dict[int, tuple[Storage, int]] = {}
+        group.agree(f"size_bytes={size_bytes}", "SymmetricHeap")
+        driver = self.device.driver
+        segment, base = group.all_or_none("SymmetricHeap: allocate", lambda: driver.create_segment(self.size_bytes))
+        self._segments: list[SegmentHandle | None] = [None] * group.size
+        self._segments[group.rank] = segment
+        self.bases = [0] * group.size
+        self.bases[group.rank] = base
+        if group.size > 1:
+            share = driver.export_segment(segment)
+            payloads, descriptors = group.exchange_fds(share.payload, share.fds, "SymmetricHeap: exchange")
+            for fd in descriptors[group.rank]:
+                os.close(fd)
+
+            def map_peers() -> None:
+                for rank, payload in enumerate(payloads):
+                    if rank != group.rank:
+                        received = ShareHandle(share.kind, payload, tuple(descriptors[rank]))
+                        imported = driver.import_segment(received)
+                        self._segments[rank] = imported
+                        self.bases[rank] = driver.map_segment(imported)
+
+            group.all_or_none("SymmetricHeap: map", map_peers)
+        self._arena = _Arena(self.size_bytes)
+        self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
+        self._channels: list[_Channel] = []
+        self._forget_recover = group.on_recover(self._recover)
+
+    # ---------------------------------------------------------------- allocation
+
+    def _take(self, what: str, nbytes: int) -> Storage:
+        """`nbytes` at the same offset on every rank; zeroed nowhere."""
+        self._check_open(what)
+        self.group.agree(what, "SymmetricHeap allocation")
+        offset = self._arena.take(nbytes)
+        if offset is None:
+            raise AllocationError(
+                f"SymmetricHeap: {what} asks for {nbytes} bytes, {self._arena.in_use} of {self.size_bytes} are in use "
+                f"and the largest free range has {self._arena.largest}; make the heap larger"
+            )
+        storage = Storage(
+            self.device, self.bases[self.group.rank] + offset, nbytes, release=None, owner=self, name=what
+        )
+        self._objects[id(storage)] = (storage, offset)
+        return storage
+
+    def _offset(self, storage: Storage) -> int:
+        return self._objects[id(storage)][1]
+
+    def empty(self, shape: int | Sequence[int], dtype: DType) -> SymmetricTensor:
+        """A symmetric tensor with undefined contents."""
+        dims = normal_shape(shape)
+        what = f"tensor {dtype}{list(dims)}"
+        storage = self._take(what, prod(dims) * dtype.itemsize)
+        return SymmetricTensor(self, storage, dtype, dims, self._offset(storage))
+
+    def zeros(self, shape: int | Sequence[int], dtype: DType) -> SymmetricTensor:
+        """A symmetric tensor of zeros on every rank (and every rank knows so on return)."""
+        tensor = self.empty(shape, dtype)
+        self._zero(tensor.storage)
+        self.group.barrier("SymmetricHeap.zeros")
+        return tensor
+
+    def _zero(self, storage: Storage) -> None:
+        if storage.nbytes:
+            driver = self.device.driver
+            ticket = driver.fill(
+                self.device.default_stream.handle, storage.address, 0, 1, storage.nbytes, name="zero", on_caller=True
+            )
+            self.device.wait_ticket(ticket)
+
+    def signal(self, slots: int = DEFAULT_SLOTS) -> Signal:
+        """A signal: for each of `slots` slots one monotonic word per (source, destination).
+
+        The default slot of a program is its index, so a grid of up to `slots` programs may use it.
+        """
+        return Signal(self, _positive("slots", slots))
+
+    def counter(self, slots: int = DEFAULT_SLOTS) -> Counter:
+        """A counter: `slots` words that any rank adds to and the owner waits on."""
+        return Counter(self, _positive("slots", slots))
+
+    def barrier(self, programs: int = DEFAULT_SLOTS) -> Barrier:
+        """A barrier over ranks, for grids of up to `programs` programs."""
+        return Barrier(self, _positive("programs", programs))
+
+    def mailbox(
+        self,
+        *,
+        tile: int | Sequence[int],
+        dtype: DType,
+        programs: int,
+        depth: int = 2,
+        links: Links | None = None,
+    ) -> Mailbox:
+        """A mailbox of tiles `tile` (extents are powers of two) of `dtype` for grids of up to `programs`
+        programs, with `depth` (a power of two) rounds of slots. Memory on every rank:
+        programs · depth · ranks · bytes of a tile. See docs/concepts/mailbox.md.
+        """
+        shape = (tile,) if isinstance(tile, int | np.integer) else tuple(tile)
+        for n in shape:
+            if not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
+                raise ArgumentError(f"tile: expected extents that are powers of two, got {n!r} in {shape}")
+        if depth < 1 or depth & (depth - 1):
+            raise ArgumentError(f"depth: expected a power of two, got {depth}")
+        return Mailbox(self, tuple(int(n) for n in shape), dtype, _positive("programs", programs), depth, links)
+
+    def free(self, item: SymmetricTensor | _Channel) -> None:
+        """Give an object back, collectively and in the same order on every rank; its bytes are reused."""
+        storages = item.storages
+        self._check_open("free")
+        self.group.agree(f"free {[s.name for s in storages]}", "SymmetricHeap.free")
+        for storage in storages:
+            for lease in list(storage.leases):
+                lease.holder.wait_done()
+            entry = self._objects.pop(id(storage), None)
+            if entry is None:
+                raise UsageError(f"free: {storage.name} was freed before, or belongs to another heap")
+            storage.close("freed")
+        # Nobody may reuse the bytes before every rank is done with them.
+        self.group.barrier("SymmetricHeap.free")
+        for storage in storages:
+            self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
+        if isinstance(item, _Channel) and item in self._channels:
+            self._channels.remove(item)
+
+    # ---------------------------------------------------------------- life
+
+    def _recover(self) -> None:
+        """Fresh channels after a failure: every word back to zero, on all ranks before any goes on."""
+        if not self._closed:
+            for channel in self._channels:
+                channel.reset()
+
+    def close(self) -> None:
+        """Collective: no rank unmaps before all are done. Later use raises UsageError."""
+        if self._closed:
+            return
+        self._closed = True
+        for storage, _ in self._objects.values():
+            for lease in list(storage.leases):
+                lease.holder.wait_done()
+        self._forget_recover()
+        try:
+            if self.group.failure() is None:
+                self.group.barrier("SymmetricHeap.close")
+        finally:
+            for storage, _ in self._objects.values():
+                storage.close("closed with its heap")
+            self._objects.clear()
+            driver = self.device.driver
+            own = self._segments[self.group.rank]
+            # Imports go before the owner's own segment.
+            for segment in self._segments:
+                if segment is not None and segment is not own:
+                    driver.free_segment(segment)
+            if own is not None:
+                driver.free_segment(own)
+            self._segments = []
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: the symmetric heap was closed; allocate before that")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.group.size > 1:
+            # A rank that leaves on an exception must not leave its peers in the barrier of close.
+            self.group.fail(f"{type(error).__name__}: {error}")
+        self.close()
+
+
+def _positive(role: str, value: int) -> int:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ArgumentError(f"{role}: expected an integer >= 1, got {value!r}")
+    return int(value)
+
+
+class SymmetricTensor:
+    """A tensor that every rank has at the same offset of its heap: the argument of `T.Peer`.
+
+    `local` is one's own part as an ordinary tensor, `at(rank)` another's, as mapped here.
+    """
+
+    __slots__ = ("_arguments", "_parts", "dtype", "heap", "offset", "shape", "storage")
+
+    def __init__(self, heap: SymmetricHeap, storage: Storage, dtype: DType, shape: tuple[int, ...], offset: int) -> None:
+        self.heap = heap
+        self.storage = storage
+        self.dtype = dtype
+        self.shape = shape
+        self.offset = offset
+        self._parts: dict[int, Tensor] = {}
+        self._arguments: dict[Access, Argument] = {}
+
+    def __repr__(self) -> str:
+        return f"SymmetricTensor({self.dtype}{list(self.shape)}, {self.heap.group.size} ranks)"
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        return (self.storage,)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's own part."""
+        return self.at(self.heap.group.rank)
+
+    def at(self, rank: int) -> Tensor:
+        """The part of `rank`. Nothing orders host access with that rank's kernels but the program itself."""
+        size = self.heap.group.size
+        if not 0 <= rank < size:
+            raise ArgumentError(f"rank: expected 0 to {size - 1}, got {rank}")
+        if rank not in self._parts:
+            if rank == self.heap.group.rank:
+                storage = self.storage
+            else:
+                storage = Storage(
+                    self.heap.device,
+                    self.heap.bases[rank] + self.offset,
+                    self.storage.nbytes,
+                    release=None,
+                    owner=self.heap,
+                    name=f"{self.storage.name} of rank {rank}",
+                )
+            self._parts[rank] = Tensor(storage, self.dtype, self.shape)
+        return self._parts[rank]
+
+    def partition(self, tile_shape: int | Sequence[int]) -> Partition:
+        """This rank's part cut into tiles, for `T.Exclusive`."""
+        return self.local.partition(tile_shape)
+
+    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """A host copy of this rank's part."""
+        return self.local.numpy()
+
+    def copy_from(self, source: Any) -> Self:
+        """Copy `source` into this rank's part."""
+        self.local.copy_from(source)
+        return self
+
+    def peer_argument(self, access: Access) -> Argument:
+        """How this tensor is passed as `T.Peer`; made once per access."""
+        if access not in self._arguments:
+            strides = contiguous_strides(self.shape)
+            self._arguments[access] = Argument(
+                symmetric_type(self.dtype, self.shape, strides, access, 64),
+                pack_words((self.heap._table.address, self.offset, *self.shape, *strides)),
+                (Use(self.storage, 0, self.storage.nbytes, writes=access is not Access.READ, lifetime_only=True),),
+                self.heap,
+                self.shape,
+                self.heap.group,
+            )
+        return self._arguments[access]
+
+
+class _Channel:
+    """Base of objects made of words: leased exclusively, zero before first use, reset by recovery."""
+
+    def __init__(self, heap: SymmetricHeap) -> None:
+        self.heap = heap
+        self._shared: list[Storage] = []
+        self._own: list[Tensor] = []
+        self._argument: Argument | None = None
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        return tuple(self._shared)
+
+    def _words(self, what: str, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Symmetric u64 words, zero; the slots of a `SymmetricType`."""
+        storage = self.heap._take(f"{what} {list(shape)}", shape[0] * shape[1] * 8)
+        self._shared.append(storage)
+        self.heap._zero(storage)
+        return (self.heap._table.address, self.heap._offset(storage), *shape, *contiguous_strides(shape))
+
+    def _own_words(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """This rank's own u64 words, zero; the slots of a `ViewType`."""
+        tensor = self.heap.device.asarray(np.zeros(shape, np.uint64))
+        self._own.append(tensor)
+        return (tensor.address, *tensor.shape, *tensor.strides)
+
+    def _finish(self, kind: Any, words: tuple[int, ...]) -> None:
+        heap = self.heap
+        uses = tuple(
+            Use(s, 0, s.nbytes, writes=True, channel=True) for s in [*self._shared, *(t.storage for t in self._own)]
+        )
+        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group)
+        heap._channels.append(self)
+        # Words must be zero on every rank before a peer's first store can arrive.
+        heap.group.barrier(f"SymmetricHeap.{type(self).__name__.lower()}")
+
+    def reset(self) -> None:
+        """All words back to zero; called on every rank between two barriers."""
+        for storage in self._shared:
+            self.heap._zero(storage)
+        for tensor in self._own:
+            self.heap._zero(tensor.storage)
+
+    def channel_argument(self) -> Argument:
+        """How this object is passed to a kernel."""
+        assert self._argument is not None
+        return self._argument
+
+
+class Signal(_Channel):
+    """Monotonic epochs between ranks, the argument of `T.Signal`; see docs/concepts/signals.md."""
+
+    def __init__(self, heap: SymmetricHeap, slots: int) -> None:
+        super().__init__(heap)
+        n = heap.group.size
+        self.slots = slots
+        arrived = self._words("signal words", (slots, n))
+        self._finish(SignalType(), (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n))))
+
+
+class Counter(_Channel):
+    """Words that are added to by any rank, the argument of `T.Counter`."""
+
+    def __init__(self, heap: SymmetricHeap, slots: int) -> None:
+        super().__init__(heap)
+        self.slots = slots
+        self._finish(CounterType(), (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1))))
+
+
+class Barrier(_Channel):
+    """A barrier over the ranks of the group, the argument of `T.Barrier`."""
+
+    def __init__(self, heap: SymmetricHeap, programs: int) -> None:
+        super().__init__(heap)
+        self.programs = programs
+        words = self._words("barrier words", (programs, heap.group.size))
+        self._finish(BarrierType(), (*words, *self._own_words((programs, 1))))
+
+
+class Mailbox(_Channel):
+    """Slots of tiles for safe communication, the argument of `T.Mailbox`; see docs/concepts/mailbox.md."""
+
+    def __init__(
+        self,
+        heap: SymmetricHeap,
+        tile_shape: tuple[int, ...],
+        dtype: DType,
+        programs: int,
+        depth: int,
+        links: Links | None,
+    ) -> None:
+        super().__init__(heap)
+        n = heap.group.size
+        numel = prod(tile_shape)
+        self.tile_shape = tile_shape
+        self.dtype = dtype
+        self.programs = programs
+        self.depth = depth
+        self.acknowledged = acknowledgement_needed(links or Links.all_to_all(n), depth)
+        rows = programs * depth * n
+        storage = heap._take(f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}", rows * numel * dtype.itemsize)
+        self._shared.append(storage)
+        heap._zero(storage)
+        words = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
+        words += self._words("mailbox epochs", (programs, n))
+        words += self._words("mailbox signatures", (programs * depth, n))
+        if self.acknowledged:
+            words += self._words("mailbox acknowledgements", (programs, n))
+        self._finish(MailboxType(dtype, tile_shape, depth, self.acknowledged), words)

@@ -1,0 +1,113 @@
+"""The source of a function as an AST with the file's own lines and columns. No meaning.
+
+The whole file is parsed and the function found in it by its first line, rather than dedenting an excerpt:
+so columns are right for indented and nested kernels too, and a string that spans lines stays as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
+
+from peertile.errors import CompileError
+from peertile.source import Loc
+
+__all__ = ["ParsedFunction", "assigned_names", "parse_function"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFunction:
+    """A function's AST, the file it is from, and that file's lines."""
+
+    node: ast.FunctionDef
+    file: str
+    lines: tuple[str, ...]
+
+    def loc(self, node: ast.AST, inlined_at: Loc | None = None) -> Loc:
+        """The place of `node`; AST columns count UTF-8 bytes, a Loc's count characters."""
+        line = getattr(node, "lineno", self.node.lineno)
+        col, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        if getattr(node, "end_lineno", line) != line:
+            end = len(text.rstrip().encode())
+        if not text.isascii():
+            raw = text.encode()
+            col = len(raw[:col].decode(errors="replace"))
+            end = len(raw[:end].decode(errors="replace")) if end is not None else None
+        return Loc(self.file, line, col, end, self.node.name, inlined_at)
+
+
+@lru_cache(maxsize=64)
+def _functions(text: str) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Every function definition of a file by name and first line (its first decorator's, as in code objects)."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            found[node.name, first] = node
+    return found
+
+
+def parse_function(fn: FunctionType) -> ParsedFunction:
+    """The AST of `fn`; CompileError where its source cannot be had or is no plain `def`."""
+    code = fn.__code__
+    loc = Loc(code.co_filename, code.co_firstlineno, function=fn.__name__)
+    if fn.__name__ == "<lambda>" or code.co_name == "<lambda>":
+        raise CompileError("lambda: expected a function written with def; give it a name", loc)
+    if code.co_flags & (0x20 | 0x80 | 0x100 | 0x200):
+        raise CompileError(
+            f"`{fn.__name__}`: expected a plain function, got a generator or a coroutine; "
+            "a kernel and its helpers neither yield nor await",
+            loc,
+        )
+    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    if not lines:
+        raise CompileError(
+            f"`{fn.__name__}`: its source cannot be read from {code.co_filename}; "
+            "define kernels in a file or a notebook cell, not through exec",
+            loc,
+        )
+    try:
+        node = _functions("".join(lines)).get((code.co_name, code.co_firstlineno))
+    except SyntaxError:
+        node = None
+    if node is None:
+        raise CompileError(
+            f"`{fn.__name__}`: its source was not found at {code.co_filename}:{code.co_firstlineno}; "
+            "the file has changed since it was imported: import it again",
+            loc,
+        )
+    return ParsedFunction(node, code.co_filename, tuple(lines))
+
+
+class _Assigned(ast.NodeVisitor):
+    """Collects names bound by statements; does not enter nested functions (they are refused anyway)."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.names.setdefault(node.id, node.lineno)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        return
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        return
+
+    def visit_ListComp(self, node: ast.ListComp) -> None:
+        return
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+
+
+def assigned_names(body: list[ast.stmt]) -> dict[str, int]:
+    """Names that `body` binds, in order, each with the line of its first binding."""
+    visitor = _Assigned()
+    for stmt in body:
+        visitor.visit(stmt)
+    return visitor.names

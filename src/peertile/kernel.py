@@ -1,0 +1,506 @@
+"""Kernels: capture a function, specialise it on its arguments, compile, pack, launch.
+
+A `KernelFunction` is made by `@pt.kernel`; calling it gives a lazy `LaunchOp`. One specialisation is
+compiled per combination of argument types and constants, once (single flight), and kept. Nothing here
+knows a target beyond asking its backend for a binary and its driver to launch it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from peertile.backends.binary import Binary
+from peertile.backends.cpu.compile import compile_kernel
+from peertile.config import config
+from peertile.dtypes import DType, from_numpy
+from peertile.errors import (
+    ArgumentError,
+    CompileError,
+    DeviceFault,
+    FaultPlace,
+    KernelAssert,
+    LaunchError,
+    OutOfBounds,
+    PeertileError,
+    SignatureMismatch,
+    WaitTimeout,
+)
+from peertile.frontend.build import build_kernel
+from peertile.ir.core import Kernel
+from peertile.ir.text import print_kernel
+from peertile.ir.types import Access, MailboxType, TileType, Type
+from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
+from peertile.passes.pipeline import run_pipeline
+from peertile.runtime.argument import Argument, Use, canonical, pack_words
+from peertile.runtime.device import Device
+from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle
+from peertile.runtime.op import DeviceOp, ExecutionContext
+from peertile.runtime.registry import current_device
+from peertile.runtime.tensor import Partition, Tensor
+from peertile.source import Loc
+
+__all__ = ["Grid", "KernelFunction", "LaunchOp", "Specialization", "kernel"]
+
+Grid = tuple[int, int, int]
+
+
+class PeerArgument(Protocol):
+    """Host objects that a `T.Peer` parameter takes."""
+
+    def peer_argument(self, access: Access) -> Argument: ...
+
+
+class ChannelArgument(Protocol):
+    """Host objects that `T.Signal`, `T.Counter`, `T.Barrier` and `T.Mailbox` parameters take."""
+
+    def channel_argument(self) -> Argument: ...
+
+
+class GroupLike(Protocol):
+    """What a launch needs of a group of ranks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def abort_address(self) -> int: ...
+    def check(self) -> None: ...
+    def fail(self, cause: str) -> None: ...
+    def failure(self) -> PeertileError | None: ...
+
+
+@dataclass(slots=True)
+class Specialization:
+    """One compiled form of a kernel. `modules` holds it loaded, per device."""
+
+    kernel: Kernel
+    binary: Binary
+    source_ir: str
+    has_mailbox: bool
+    steering: frozenset[str] | None
+    modules: dict[int, ModuleHandle] = field(default_factory=dict)
+    options: dict[int, LaunchOptions] = field(default_factory=dict)
+
+
+class _Bound:
+    """Arguments of one call, bound and packed."""
+
+    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "key", "params")
+
+    def __init__(
+        self,
+        given: tuple[Any, ...],
+        params: tuple[KernelParam, ...],
+        arguments: list[Argument],
+        consts: dict[str, Any],
+        key: tuple[Any, ...],
+        grid: Grid | None,
+        device: Device,
+        group: GroupLike | None,
+    ) -> None:
+        self.given = given
+        self.params = params
+        self.arguments = arguments
+        self.consts = consts
+        self.key = key
+        self.grid = grid
+        self.device = device
+        self.group = group
+
+
+_SCALAR_FORMAT = {
+    "bool": "<?7x", "i8": "<q", "i16": "<q", "i32": "<q", "i64": "<q", "u8": "<Q", "u16": "<Q", "u32": "<Q",
+    "u64": "<Q", "f32": "<f4x", "f64": "<d", "f16": "<e6x",
+}  # fmt: skip
+
+
+def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
+    """A scalar argument; without a declared dtype, int is i64, float f32, and numpy scalars their own."""
+    if dtype is None:
+        if isinstance(value, bool):
+            dtype = from_numpy(np.bool_)
+        elif isinstance(value, int):
+            dtype = from_numpy(np.int64)
+        elif isinstance(value, float):
+            dtype = from_numpy(np.float32)
+        elif isinstance(value, np.generic):
+            dtype = from_numpy(value.dtype)
+        else:
+            raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
+    kinds = (bool, int, float, np.generic) if dtype.is_float else (bool, int, np.integer, np.bool_)
+    if not isinstance(value, kinds):
+        raise ArgumentError(f"{name}: expected a number that fits {dtype}, got {value!r}")
+    if dtype.is_int and not dtype.min <= int(value) <= dtype.max:
+        raise ArgumentError(f"{name}: expected {dtype.min} to {dtype.max} for {dtype}, got {value}")
+    if dtype.name in _SCALAR_FORMAT:
+        cast: Any = float if dtype.is_float else bool if dtype.is_bool else int
+        words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(value))
+    else:
+        words = np.asarray(value).astype(dtype.numpy).tobytes().ljust(8, b"\0")
+    return Argument(canonical(TileType(dtype)), words, (), None)
+
+
+def _wrong(param: KernelParam, expected: str, value: Any) -> ArgumentError:
+    return ArgumentError(f"{param.name}: expected {expected}, got {type(value).__name__}")
+
+
+def _bind_one(param: KernelParam, value: Any) -> Argument:
+    """The argument for a run-time parameter; ArgumentError says what the role takes."""
+    role = param.role
+    if role is Role.SHARED:
+        if isinstance(value, Tensor):
+            return value.shared_argument()
+        local = getattr(value, "local", None)
+        if isinstance(local, Tensor):
+            return local.shared_argument()
+        raise _wrong(param, "a Tensor (T.Shared); make one with pt.asarray", value)
+    if role is Role.EXCLUSIVE:
+        if isinstance(value, Partition):
+            return value.exclusive_argument()
+        raise _wrong(param, "a partition (T.Exclusive); write tensor.partition(tile_shape)", value)
+    if role is Role.SCALAR:
+        return _scalar(param.name, value, param.dtype)
+    if role is Role.PEER:
+        if hasattr(value, "peer_argument"):
+            peer: PeerArgument = value
+            return peer.peer_argument(param.access or Access.READ_WRITE)
+        raise _wrong(param, "a SymmetricTensor (T.Peer); make one with heap.empty", value)
+    if role is Role.POINTER:
+        if hasattr(value, "pointer_argument"):
+            argument: Argument = value.pointer_argument()
+            return argument
+        raise _wrong(param, "a pointer (T.Pointer); write tensor.pointer()", value)
+    if hasattr(value, "channel_argument"):
+        channel: ChannelArgument = value
+        bound = channel.channel_argument()
+        got = type(bound.type).__name__.removesuffix("Type").lower()
+        if got == role.value:
+            return bound
+        raise ArgumentError(f"{param.name}: expected a {role.value} (T.{role.value.capitalize()}), got a {got}")
+    raise _wrong(param, f"a {role.value} (T.{role.value.capitalize()}) of a symmetric heap", value)
+
+
+class KernelFunction:
+    """A kernel: call it with arguments for a lazy op; `grid(n)` where no partition gives the grid.
+
+    Raises CompileError (at the first launch of a combination of types) with the source line and a caret.
+    """
+
+    def __init__(self, fn: FunctionType, *, unsafe: bool = False) -> None:
+        self.fn = fn
+        self.unsafe = unsafe
+        self.name = fn.__name__
+        self.params = read_signature(fn, unsafe=unsafe)
+        self._index = {p.name: k for k, p in enumerate(self.params)}
+        self._specializations: dict[tuple[Any, ...], Specialization] = {}
+        # Held while a specialisation is compiled, so that concurrent launches compile it once.
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, fn)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> LaunchOp:
+        return LaunchOp(self, self.bind(args, kwargs, None))
+
+    def grid(self, *extents: int) -> Callable[..., LaunchOp]:
+        """Launch over a grid of 1 to 3 axes: `kernel.grid(64)(args)`."""
+        if not 1 <= len(extents) <= 3 or not all(isinstance(n, int | np.integer) and n >= 0 for n in extents):
+            raise ArgumentError(f"grid: expected 1 to 3 integers >= 0, got {extents!r}")
+        full: Grid = (*extents, 1, 1)[:3]  # type: ignore[assignment]
+
+        def call(*args: Any, **kwargs: Any) -> LaunchOp:
+            return LaunchOp(self, self.bind(args, kwargs, full))
+
+        return call
+
+    @property
+    def compile_count(self) -> int:
+        """Number of specialisations compiled so far in this process."""
+        return len(self._specializations)
+
+    # ---------------------------------------------------------------- binding
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], grid: Grid | None) -> _Bound:
+        """Match arguments with parameters and find the grid. Changes nothing on an error."""
+        params = self.params
+        if len(args) > len(params):
+            raise ArgumentError(f"{self.name}: expected at most {len(params)} arguments, got {len(args)}")
+        values: list[Any] = list(args)
+        if kwargs or len(values) < len(params):
+            values += [REQUIRED] * (len(params) - len(values))
+            for name, value in kwargs.items():
+                at = self._index.get(name)
+                if at is None:
+                    raise ArgumentError(f"{self.name}: no parameter {name!r}; it has {', '.join(self._index)}")
+                if values[at] is not REQUIRED:
+                    raise ArgumentError(f"{self.name}: parameter {name!r} was given twice")
+                values[at] = value
+        arguments: list[Argument] = []
+        consts: dict[str, Any] = {}
+        key: list[Any] = []
+        device: Device | None = None
+        group: GroupLike | None = None
+        inferred: tuple[int, str] | None = None
+        for k, param in enumerate(params):
+            value = values[k]
+            if value is REQUIRED:
+                if param.default is REQUIRED:
+                    raise ArgumentError(f"{self.name}: parameter {param.name!r} ({param.role.value}) was not given")
+                value = param.default
+            if param.role is Role.CONST:
+                consts[param.name] = value
+                key.append((type(value), value))
+                continue
+            argument = _bind_one(param, value)
+            arguments.append(argument)
+            key.append(id(argument.type))
+            if argument.group is not None:
+                group = argument.group
+            if param.role is Role.EXCLUSIVE:
+                programs = value.grid()
+                if inferred is not None and inferred[0] != programs:
+                    raise ArgumentError(
+                        f"{self.name}: partitions disagree about the grid: {inferred[1]} has {inferred[0]} programs, "
+                        f"{param.name} has {programs}; cut them into equally many tiles"
+                    )
+                inferred = (programs, param.name)
+            for use in argument.uses:
+                if device is None:
+                    device = use.storage.device
+                elif use.storage.device is not device:
+                    raise ArgumentError(
+                        f"{self.name}: {param.name} is on {use.storage.device.name}, other arguments on {device.name}; "
+                        "copy it to one device"
+                    )
+        if grid is not None and inferred is not None and grid != (inferred[0], 1, 1):
+            raise ArgumentError(
+                f"{self.name}: the grid {grid} disagrees with the partition of {inferred[1]}, which gives "
+                f"{inferred[0]} programs; leave .grid(...) out"
+            )
+        if grid is None and inferred is not None:
+            grid = (inferred[0], 1, 1)
+        if grid is None:
+            raise ArgumentError(f"{self.name}: no partition gives the grid; write {self.name}.grid(n)(...)")
+        return _Bound(
+            tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group
+        )
+
+    # ---------------------------------------------------------------- compiling
+
+    def specialize(self, bound: _Bound) -> Specialization:
+        """The compiled form for these argument types; compiled at most once."""
+        found = self._specializations.get(bound.key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._specializations.get(bound.key)
+            if found is None:
+                found = self._compile(bound)
+                self._specializations[bound.key] = found
+        return found
+
+    def _compile(self, bound: _Bound) -> Specialization:
+        runtime = [p for p in self.params if p.role is not Role.CONST]
+        types: dict[str, Type] = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
+        ir = build_kernel(self.fn, types, bound.consts, unsafe=self.unsafe, name=self.name, grid_rank=3)
+        text = print_kernel(ir)
+        ir = run_pipeline(ir, verify=config().verify_passes)
+        steering = ir.facts.get("steering")
+        return Specialization(
+            ir,
+            compile_kernel(ir),
+            text,
+            any(isinstance(t, MailboxType) for t in types.values()),
+            None if steering is None else frozenset(steering),
+        )
+
+
+def _signature(name: str, bound: _Bound, steering: frozenset[str] | None) -> int:
+    """24 bits that differ between launches that do not match: kernel, grid, scalars and extents."""
+    state = zlib.crc32(name.encode())
+    state = zlib.crc32(struct.pack("<3q", *(bound.grid or (0, 0, 0))), state)
+    runtime = (p for p in bound.params if p.role is not Role.CONST)
+    for param, argument in zip(runtime, bound.arguments, strict=True):
+        if steering is not None and param.name not in steering:
+            continue
+        if argument.extents:
+            state = zlib.crc32(pack_words(argument.extents), state)
+        elif param.role is Role.SCALAR:
+            state = zlib.crc32(argument.words, state)
+    for const in bound.consts.items():
+        state = zlib.crc32(repr(const).encode(), state)
+    # Zero is what fresh words hold, so it stands for nobody.
+    return (state ^ state >> 24) & 0xFFFFFF or 1
+
+
+class LaunchOp(DeviceOp[tuple[Any, ...]]):
+    """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
+
+    __slots__ = ("bound", "kernel")
+
+    def __init__(self, kernel: KernelFunction, bound: _Bound) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.bound = bound
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def device(self) -> Device:
+        return self.bound.device
+
+    def compiled(self) -> Specialization:
+        """The specialisation that this launch uses, compiled now if need be; runs nothing."""
+        return self.kernel.specialize(self.bound)
+
+    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
+        kernel, bound = self.kernel, self.bound
+        spec = kernel.specialize(bound)
+        device, group = bound.device, bound.group
+        if group is not None:
+            group.check()
+        uses = [use for argument in bound.arguments for use in argument.uses]
+        _check_exclusive(kernel.name, bound, uses)
+        _check_launch(kernel.name, spec, bound)
+        module = spec.modules.get(id(device))
+        if module is None:
+            module = spec.modules[id(device)] = device.driver.load_module(spec.binary)
+        options = spec.options.get(id(group))
+        if options is None:
+            options = spec.options[id(group)] = LaunchOptions(
+                kernel.name,
+                int(config().wait_timeout_s * 1e9),
+                group.abort_address if group is not None else 0,
+                spec.binary.waits,
+            )
+        if spec.has_mailbox:
+            signature = struct.pack("<q", _signature(kernel.name, bound, spec.steering))
+            args = b"".join(
+                a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments
+            )
+        else:
+            args = b"".join([a.words for a in bound.arguments])
+        context.leases += device.leases.acquire(context, uses)
+        context.keep.append((bound, spec))
+        assert bound.grid is not None
+        driver = device.driver
+        if context.on_caller:
+            record = driver.launch_sync(context.stream.handle, module, bound.grid, args, options)
+            if record is not None:
+                raise _explain(record, spec, kernel.name, group)
+        else:
+            ticket = driver.launch(context.stream.handle, module, bound.grid, args, options)
+            context.add_ticket(ticket, lambda record: _explain(record, spec, kernel.name, group))
+        return bound.given
+
+
+def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
+    """S2: the bytes of an exclusive argument are used by no other argument of the launch."""
+    for use in uses:
+        if not use.exclusive:
+            continue
+        for other in uses:
+            if other is use or other.storage is not use.storage or other.end <= use.start or use.end <= other.start:
+                continue
+            owners = {}
+            for param, argument in zip((p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True):
+                for u in argument.uses:
+                    owners[id(u)] = param.name
+            raise LaunchError(
+                f"{name}: exclusive argument {owners[id(use)]} overlaps {owners[id(other)]} in {use.storage.name}; "
+                "pass separate tensors, or disjoint slices"
+            )
+
+
+def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
+    """S1: relations between extents that the bounds pass left to the launcher."""
+    checks = spec.kernel.facts.get("launch_checks")
+    if not checks:
+        return
+    runtime = [p.name for p in bound.params if p.role is not Role.CONST]
+    extents = {n: a.extents for n, a in zip(runtime, bound.arguments, strict=True)}
+    for check in checks:
+        check.verify(name, extents)
+
+
+def _explain(record: FaultRecord, spec: Specialization, op: str, group: GroupLike | None) -> PeertileError:
+    """The user's error for a device's fault record; marks the group broken, so that no peer waits in vain."""
+    error = _explain_alone(record, spec, op, group)
+    if group is not None and group.failure() is None:
+        group.fail(f"{type(error).__name__}: {error.message if isinstance(error, DeviceFault) else error}")
+    return error
+
+
+def _explain_alone(record: FaultRecord, spec: Specialization, op: str, group: GroupLike | None) -> PeertileError:
+    if record.kind is FaultKind.ABORTED and group is not None:
+        failure = group.failure()
+        if failure is not None:
+            return failure
+    rank = group.rank if group is not None else None
+    if record.kind is FaultKind.SKIPPED:
+        cause = f" because {record.cause.op} failed" if record.cause is not None else ""
+        return DeviceFault(f"{op} did not run{cause}", op=op)
+    if isinstance(record.error, PeertileError):
+        return record.error
+    place = spec.binary.places[record.place] if 0 <= record.place < len(spec.binary.places) else None
+    loc: Loc | None = place.loc.user if place is not None and place.loc is not None else None
+    where = FaultPlace(rank, record.program if record.program >= 0 else None, loc)
+    text = place.message if place is not None else ""
+    if record.kind is FaultKind.ASSERT:
+        return KernelAssert(f"assertion failed: {text}", op=op, place=where)
+    if record.kind is FaultKind.BOUNDS:
+        return OutOfBounds(f"{text}: got {record.got}, limit {record.limit}", op=op, place=where)
+    if record.kind is FaultKind.SIGNATURE:
+        return SignatureMismatch(
+            f"mailbox: a peer posted from another kernel, grid or arguments (signature {record.got:#08x}, "
+            f"expected {record.limit:#08x}); launch the same kernel with the same grid and scalars on every rank",
+            op=op,
+            place=where,
+        )
+    if record.kind is FaultKind.WAIT_TIMEOUT:
+        what = (place.what if place is not None else "") or "a word"
+        return WaitTimeout(
+            f"wait for {what}, slot {record.slot}: nothing came within {config().wait_timeout_s:g} s; "
+            f"expected {record.limit}, last seen {record.got}",
+            op=op,
+            place=where,
+            slot=record.slot,
+            expected=record.limit,
+            seen=record.got,
+        )
+    return DeviceFault(f"{record.kind.name.lower()}: {record.error or 'no further detail'}", op=op, place=where)
+
+
+@overload
+def kernel(fn: FunctionType, /) -> KernelFunction: ...
+@overload
+def kernel(*, unsafe: bool = False) -> Callable[[FunctionType], KernelFunction]: ...
+def kernel(
+    fn: FunctionType | None = None, /, *, unsafe: bool = False
+) -> KernelFunction | Callable[[FunctionType], KernelFunction]:
+    """Make a kernel of a Python function: `@pt.kernel` or `@pt.kernel(unsafe=True)`.
+
+    Every parameter is annotated with a role of `peertile.language` or a scalar dtype. The body is compiled,
+    never run by Python. See docs/tutorial.
+
+    >>> import numpy as np, peertile as pt
+    >>> x = pt.asarray(np.ones(8, np.float32))
+    >>> x.size
+    8
+    """
+    if fn is None:
+        return lambda f: KernelFunction(f, unsafe=unsafe)
+    if not isinstance(fn, FunctionType):
+        raise CompileError(f"kernel: expected a Python function, got {type(fn).__name__}")
+    return KernelFunction(fn, unsafe=unsafe)

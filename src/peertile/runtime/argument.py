@@ -1,0 +1,104 @@
+"""What a host object becomes when it is passed to a kernel. No packing of whole launches here.
+
+An `Argument` is made once per host object and cached there: a launch only joins the packed bytes and
+compares type identities, so that binding costs well under a microsecond per argument. Types are
+canonical (`canonical`), hence equal exactly when identical.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from peertile.ir.types import Access, Partition, SymmetricType, Type, ViewType
+
+if TYPE_CHECKING:
+    from peertile.runtime.storage import Storage
+
+__all__ = ["Argument", "Use", "canonical", "facts_of", "pack_words"]
+
+# Facts are two-valued on purpose: every further value would multiply the binaries of a kernel.
+VECTOR_ALIGN = 64
+DIVISOR = 16
+
+
+@cache
+def canonical(t: Type) -> Type:
+    """The one instance that stands for `t`; lives as long as the process, as compiled kernels do."""
+    return t
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A byte range of a storage that a launch reads or writes."""
+
+    storage: Storage
+    start: int
+    end: int
+    writes: bool
+    exclusive: bool = False
+    lifetime_only: bool = False
+    """Peer-visible objects: kept alive, access conflicts are the program's own business (signals)."""
+    channel: bool = False
+    """Words of a signal, counter, barrier or mailbox: one launch at a time, one stream at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class Argument:
+    """A bound argument: its IR type, the 64-bit words it passes, the storage it uses."""
+
+    type: Type
+    words: bytes
+    uses: tuple[Use, ...]
+    keep: Any
+    """What has to outlive the launch beyond the storages."""
+    extents: tuple[int, ...] = ()
+    group: Any = None
+    """The group whose ranks a kernel with this argument talks to; its abort word is polled."""
+
+
+def pack_words(values: tuple[int, ...]) -> bytes:
+    """`values` as little-endian 64-bit words; negative strides keep their sign."""
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def facts_of(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[bool, ...], int, tuple[int, ...]]:
+    """(unit_stride, align, divisible): what may be promised to the compiler about a view."""
+    unit = tuple(s == 1 for s in strides)
+    align = VECTOR_ALIGN if address % VECTOR_ALIGN == 0 else 0
+    divisible = tuple(
+        DIVISOR
+        if n % DIVISOR == 0 and all(u or s % DIVISOR == 0 for u, s in zip(unit, strides, strict=True))
+        else 1
+        for n in shape
+    )
+    return unit, align, divisible
+
+
+def view_type(
+    dtype: Any,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    access: Access,
+    partition: Partition | None = None,
+) -> Type:
+    """The canonical type of a local view with these run-time facts."""
+    unit, align, divisible = facts_of(address, shape, strides)
+    return canonical(
+        ViewType(
+            dtype, len(shape), access, partition=partition, unit_stride=unit, align=align, divisible=divisible
+        )
+    )
+
+
+def symmetric_type(
+    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], access: Access, align: int
+) -> Type:
+    """The canonical type of a symmetric object; `align` must hold on every rank (heaps are page aligned)."""
+    unit, _, divisible = facts_of(0, shape, strides)
+    return canonical(SymmetricType(dtype, len(shape), access, unit_stride=unit, align=align, divisible=divisible))

@@ -1,0 +1,511 @@
+"""The driver protocol: everything a device must be able to do, and nothing that can be written once above it.
+
+A `Driver` opens devices of one kind; a `DriverDevice` is a flat table of functions over opaque handles.
+No tensors, leases, kernels or ranks here: those are written once on top. Read `memory_model.py` first.
+
+The life of an enqueued operation. Every call that takes a stream enqueues and returns a `Ticket`::
+
+    PENDING ──ran──────────────> DONE
+       │ ──failed─────────────> FAULTED   its FaultRecord says how; the stream is now *failed*
+       └──stream had failed──> SKIPPED   did not run; its FaultRecord names the operation that failed
+
+A failed stream skips everything until `take_fault`, which also skips what was enqueued before the take. An event
+recorded on a failed stream still fires, and a stream that waits for it fails in turn (kind SKIPPED with the
+cause), so nothing ever runs on the output of something that did not run.
+
+Rules that every driver keeps (the conformance suite in `peertile.testing.driver_suite` has one test for each):
+
+- operations of one stream run in order; of two streams, at the same time: kernels of two streams may wait for
+  each other;
+- a wait on an event means the record enqueued last before the wait; an event never recorded is an error;
+- every wait is bounded; waits of the host return to Python at least every 50 ms, so that Ctrl-C works;
+- creating, allocating and freeing never wait for running work;
+- a host callback may not call the driver: UsageError. Hand the work to another thread;
+- a process that was forked after the device was opened gets UsageError from every call and frees nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Final, Protocol
+
+from peertile.memory_model import Cmp
+
+__all__ = [
+    "HOST_WAIT_SLICE_NS",
+    "PRINT_HEADER_BYTES",
+    "Capabilities",
+    "Driver",
+    "DriverDevice",
+    "DriverKind",
+    "EventHandle",
+    "FaultKind",
+    "FaultRecord",
+    "GraphExecHandle",
+    "GraphHandle",
+    "Grid",
+    "LaunchOptions",
+    "LoadableBinary",
+    "MemoryStats",
+    "ModuleHandle",
+    "PrintSink",
+    "SegmentHandle",
+    "ShareHandle",
+    "ShareKind",
+    "Status",
+    "StreamHandle",
+    "Ticket",
+    "print_records",
+]
+
+HOST_WAIT_SLICE_NS: Final = 50_000_000
+"""Longest time that a host thread stays in native code before it looks for signals."""
+
+Grid = tuple[int, int, int]
+
+
+class DriverKind(Enum):
+    """The targets that a program can run on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    SIM = "sim"
+
+
+class ShareKind(Enum):
+    """How the storage of a symmetric segment reaches another process."""
+
+    FD = "fd"  # a file descriptor sent over a socket: memfd on cpu, VMM with POSIX descriptors on cuda
+    IPC = "ipc"  # bytes alone: CUDA IPC
+    FABRIC = "fabric"  # bytes alone, across hosts: VMM fabric handles
+    LOCAL = "local"  # within one process alone
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device can do; facts of the device, asked once."""
+
+    name: str
+    memory_bytes: int
+    executors: int  # programs that make progress at the same instant: threads on cpu, multiprocessors on cuda
+    resident_programs: int  # most programs of a launch that waits; `max_resident` says it for one module
+    stream_priorities: tuple[int, int]  # (least, greatest); equal when priorities do nothing
+    peer_atomics: bool  # read-modify-writes on peer memory are atomic
+    value_widths: frozenset[int]  # widths in bits that write_value and wait_value take
+    host_addressable: bool  # the host may load and store device addresses
+    shares: tuple[ShareKind, ...]  # best first
+    multicast: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Bytes of device memory. `reserved` is held from the system, in use or kept for later."""
+
+    in_use: int
+    peak: int
+    reserved: int
+    limit: int
+    allocations: int
+
+    @property
+    def free(self) -> int:
+        return self.limit - self.in_use
+
+
+class FaultKind(IntEnum):
+    """How an operation failed. The numbers up to ABORTED are those that kernels write."""
+
+    ASSERT = 1
+    BOUNDS = 2
+    SIGNATURE = 3
+    WAIT_TIMEOUT = 4
+    ABORTED = 5  # the abort word was set: another rank failed
+    SKIPPED = 6  # did not run; `cause` is what failed before it
+    CALLBACK = 7  # a host callback raised; `error` is the exception
+    DEVICE = 8  # the device itself reported an error; `error` holds its text
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """How one operation failed, as the device saw it; the runtime turns it into a DeviceFault.
+
+    `program` and `place` are -1 where no program of a kernel was to blame; `place` indexes `Binary.places`.
+    `got` and `limit` are the values of a check, or (seen, expected) of a wait on the word at `address`.
+    """
+
+    kind: FaultKind
+    op: str
+    sequence: int
+    program: int = -1
+    place: int = -1
+    got: int = 0
+    limit: int = 0
+    address: int = 0
+    slot: int = 0
+    node: int = -1  # which node of a graph, -1 outside one
+    cause: FaultRecord | None = None
+    error: BaseException | None = field(default=None, compare=False)
+
+
+class Status(Enum):
+    """Where an enqueued operation is; see the module docstring."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAULTED = "faulted"
+    SKIPPED = "skipped"
+
+
+class StreamHandle:
+    """A queue of operations that run in order. Opaque; made by `create_stream`."""
+
+    __slots__ = ()
+
+
+class EventHandle:
+    """A point in a stream that others can wait for. Opaque; made by `create_event`."""
+
+    __slots__ = ()
+
+
+class ModuleHandle:
+    """A loaded kernel. Opaque; made by `load_module`."""
+
+    __slots__ = ()
+
+
+class GraphHandle:
+    """Recorded operations. Opaque; made by `end_capture`."""
+
+    __slots__ = ()
+
+
+class GraphExecHandle:
+    """Recorded operations ready to launch. Opaque; made by `instantiate`."""
+
+    __slots__ = ()
+
+
+class SegmentHandle:
+    """Storage that other processes can map. Opaque beyond its size; `map_segment` gives its address."""
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHandle:
+    """A segment on its way to another device or process.
+
+    `payload` travels as bytes; `fds` are open descriptors of the *sending* process: send them with SCM_RIGHTS
+    beside the payload and put the received ones in their place (`with_fds`). The exporter's descriptors stay
+    the exporter's; those of a received handle belong to the handle until `import_segment` takes them over.
+    """
+
+    kind: ShareKind
+    payload: bytes
+    fds: tuple[int, ...] = ()
+
+    def with_fds(self, fds: tuple[int, ...]) -> ShareHandle:
+        return ShareHandle(self.kind, self.payload, fds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One enqueued operation: where it is in its stream (from 1) and what it is called in errors.
+
+    An operation that was captured instead of enqueued has `sequence` 0: it never runs as itself.
+    """
+
+    stream: StreamHandle
+    sequence: int
+    name: str
+
+
+PrintSink = Callable[[int, int, bytes], None]
+"""Called with (program, place, payload) for each record that a launch printed, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What stays the same from launch to launch of one kernel: made once, not per launch.
+
+    `abort_address`: an i32; programs leave at their next poll once it is not zero. 0: none is given.
+    `cooperative`: all programs must be resident at once; always so for kernels that wait.
+    `on_print`: gets the output of the launch when it has ended, on the driver's thread (like a host callback).
+    """
+
+    name: str
+    wait_timeout_ns: int
+    abort_address: int = 0
+    cooperative: bool = False
+    on_print: PrintSink | None = None
+
+
+class LoadableBinary(Protocol):
+    """What a driver needs of a compiled kernel (backends/binary.py)."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    @property
+    def waits(self) -> bool: ...
+
+
+# A print buffer, in device memory, is what a kernel that prints gets the address of:
+#   u64 capacity   bytes of records that fit (so the buffer is 16 + capacity bytes long)
+#   u64 offset     where the next record goes; a program reserves with an atomic add, *before* it writes.
+#                  It may run past capacity: records that did not fit are counted as lost, not written
+#   records        u64 program, u32 place, u32 nbytes, payload, padding to 8; in the order of reservation
+PRINT_HEADER_BYTES: Final = 16
+_RECORD: Final = struct.Struct("<QII")
+
+
+def print_records(buffer: memoryview) -> Iterator[tuple[int, int, bytes]]:
+    """(program, place, payload) of each whole record in a print buffer that nobody writes any more."""
+    capacity, offset = struct.unpack_from("<QQ", buffer)
+    at, end = PRINT_HEADER_BYTES, PRINT_HEADER_BYTES + min(capacity, offset)
+    while at + _RECORD.size <= end:
+        program, place, nbytes = _RECORD.unpack_from(buffer, at)
+        start = at + _RECORD.size
+        if start + nbytes > end:  # the first record that did not fit; later, shorter ones are lost with it
+            return
+        yield program, place, bytes(buffer[start : start + nbytes])
+        at = start + (nbytes + 7) // 8 * 8
+
+
+class DriverDevice(ABC):
+    """One open device. Calls are safe from any thread; those on one stream take effect in call order.
+
+    Addresses are plain ints. Memory named by an enqueued operation must stay alive until its ticket is not
+    PENDING (leases, above, see to it). `on_caller=True` allows a driver to run the operation on the calling
+    thread when the stream is idle, and then to return a finished ticket: right before a wait for that ticket.
+    """
+
+    kind: DriverKind
+    ordinal: int
+    capabilities: Capabilities
+
+    @abstractmethod
+    def close(self) -> None:
+        """Destroy all streams, modules and memory of the device. LaunchError while operations are pending."""
+
+    # ------------------------------------------------------------------------------------------------ memory
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> int:
+        """Address of `nbytes` (>= 0) of memory, aligned to 64; contents undefined. AllocationError."""
+
+    @abstractmethod
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave, at once: nothing enqueued may still use it."""
+
+    @abstractmethod
+    def memory_stats(self) -> MemoryStats: ...
+
+    # ---------------------------------------------------------------------------------------------- segments
+
+    @abstractmethod
+    def create_segment(self, nbytes: int) -> tuple[SegmentHandle, int]:
+        """New zeroed storage that can be shared, and its address here (aligned to 256). AllocationError."""
+
+    @abstractmethod
+    def export_segment(self, segment: SegmentHandle) -> ShareHandle:
+        """What another device or process needs to import the segment; valid until `free_segment`."""
+
+    @abstractmethod
+    def import_segment(self, share: ShareHandle) -> SegmentHandle:
+        """The segment behind a handle from another device; takes over `share.fds`. Not mapped yet."""
+
+    @abstractmethod
+    def map_segment(self, segment: SegmentHandle) -> int:
+        """Address of the segment in this process; the same one until `unmap_segment`."""
+
+    @abstractmethod
+    def unmap_segment(self, segment: SegmentHandle) -> None:
+        """Undo `map_segment`; a segment that is not mapped is left alone."""
+
+    @abstractmethod
+    def free_segment(self, segment: SegmentHandle) -> None:
+        """Unmap, and let go of the storage: it lives on while other processes hold it. Once only."""
+
+    # --------------------------------------------------------------------------------------- streams, events
+
+    @abstractmethod
+    def create_stream(self, priority: int = 0) -> StreamHandle: ...
+
+    @abstractmethod
+    def destroy_stream(self, stream: StreamHandle) -> None:
+        """End a stream; what was enqueued still runs. The handle cannot be used again."""
+
+    @abstractmethod
+    def last_ticket(self, stream: StreamHandle) -> Ticket:
+        """The operation enqueued last (sequence 0, DONE, if there was none): wait for it to sync the stream."""
+
+    @abstractmethod
+    def create_event(self) -> EventHandle: ...
+
+    @abstractmethod
+    def destroy_event(self, event: EventHandle) -> None: ...
+
+    @abstractmethod
+    def record_event(self, stream: StreamHandle, event: EventHandle) -> Ticket:
+        """The event now means this point of the stream; earlier waits keep their meaning."""
+
+    @abstractmethod
+    def wait_event(self, stream: StreamHandle, event: EventHandle) -> Ticket:
+        """The stream goes on once the event's last record has run. UsageError if it was never recorded."""
+
+    @abstractmethod
+    def event_ticket(self, event: EventHandle) -> Ticket:
+        """The event's last record, to query or wait for. UsageError if it was never recorded."""
+
+    @abstractmethod
+    def elapsed_ns(self, start: EventHandle, end: EventHandle) -> int:
+        """Time between the last records of two events, both of which must have run."""
+
+    # --------------------------------------------------------------------------------------------- completion
+
+    @abstractmethod
+    def query(self, ticket: Ticket) -> Status: ...
+
+    @abstractmethod
+    def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
+        """Block until the operation is not pending, or for `timeout_s` (then the result is PENDING)."""
+
+    @abstractmethod
+    def fault(self, ticket: Ticket) -> FaultRecord | None:
+        """How a FAULTED or SKIPPED operation failed; None for PENDING and DONE. Changes nothing."""
+
+    @abstractmethod
+    def take_fault(self, stream: StreamHandle) -> FaultRecord | None:
+        """The fault that the stream is failed by, or None. What was enqueued before is skipped, later ones run."""
+
+    # --------------------------------------------------------------------------------------------- operations
+
+    @abstractmethod
+    def copy(
+        self, stream: StreamHandle, dst: int, src: int, nbytes: int, *, name: str = "copy", on_caller: bool = False
+    ) -> Ticket:
+        """Copy bytes between any two addresses, of the host or of a device; the ranges must not overlap."""
+
+    @abstractmethod
+    def fill(
+        self,
+        stream: StreamHandle,
+        dst: int,
+        pattern: int,
+        width: int,
+        count: int,
+        *,
+        name: str = "fill",
+        on_caller: bool = False,
+    ) -> Ticket:
+        """Store the low `width` (1, 2, 4, 8) bytes of `pattern` `count` times."""
+
+    @abstractmethod
+    def write_value(
+        self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
+    ) -> Ticket:
+        """Store a word of `width` (32, 64) bits, release at system scope, after all that precedes."""
+
+    @abstractmethod
+    def wait_value(
+        self,
+        stream: StreamHandle,
+        address: int,
+        value: int,
+        width: int,
+        cmp: Cmp,
+        *,
+        timeout_ns: int,
+        signed: bool = False,
+        abort_address: int = 0,
+        name: str = "wait_value",
+    ) -> Ticket:
+        """Go on once `word cmp value` (acquire, system scope); a WAIT_TIMEOUT fault after `timeout_ns`.
+        `signed` is how GE, LE, GT and LT compare."""
+
+    @abstractmethod
+    def callback(self, stream: StreamHandle, function: Callable[[], None], *, name: str = "callback") -> Ticket:
+        """Call `function` on the driver's thread. It may not call the driver; what it raises is a CALLBACK fault."""
+
+    @abstractmethod
+    def load_module(self, binary: LoadableBinary) -> ModuleHandle:
+        """Load a kernel now, never at its first launch (which could wait for running work)."""
+
+    @abstractmethod
+    def unload_module(self, module: ModuleHandle) -> None:
+        """Nothing enqueued, and no graph, may still use the module."""
+
+    @abstractmethod
+    def max_resident(self, module: ModuleHandle) -> int:
+        """Most programs of this kernel that can be resident at once."""
+
+    @abstractmethod
+    def launch(
+        self,
+        stream: StreamHandle,
+        module: ModuleHandle,
+        grid: Grid,
+        args: bytes,
+        options: LaunchOptions,
+        *,
+        on_caller: bool = False,
+    ) -> Ticket:
+        """Run the kernel's programs on the argument block. LaunchError when they must be resident and do not fit."""
+
+    @abstractmethod
+    def launch_sync(
+        self, stream: StreamHandle, module: ModuleHandle, grid: Grid, args: bytes, options: LaunchOptions
+    ) -> FaultRecord | None:
+        """Launch, wait for the end, take the fault: what `.sync()` on an idle stream uses.
+
+        Interrupted (Ctrl-C), the launch goes on in the stream; `last_ticket` is then its ticket.
+        """
+
+    # ------------------------------------------------------------------------------------------------- graphs
+
+    @abstractmethod
+    def begin_capture(self, stream: StreamHandle) -> None:
+        """Operations on the stream are recorded from now on, not run. Other streams are not concerned."""
+
+    @abstractmethod
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
+        """Stop recording. Also how a capture is dropped after an error."""
+
+    @abstractmethod
+    def instantiate(self, graph: GraphHandle) -> GraphExecHandle:
+        """Make a graph ready to launch any number of times; addresses and arguments are baked in."""
+
+    @abstractmethod
+    def destroy_graph(self, graph: GraphExecHandle) -> None:
+        """No launch of the graph may be pending."""
+
+    @abstractmethod
+    def launch_graph(
+        self, stream: StreamHandle, graph: GraphExecHandle, *, name: str = "graph", on_caller: bool = False
+    ) -> Ticket:
+        """Run the recorded operations in order, as one operation; its fault names the node."""
+
+
+class Driver(ABC):
+    """One kind of device."""
+
+    kind: DriverKind
+
+    @abstractmethod
+    def device_count(self) -> int: ...
+
+    @abstractmethod
+    def open(self, ordinal: int = 0) -> DriverDevice:
+        """Open a device; ArgumentError for an ordinal that does not exist. Each call opens it anew."""

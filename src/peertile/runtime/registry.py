@@ -1,0 +1,52 @@
+"""The devices of this process, and which one the calling thread works on. The only process-wide state.
+
+Ranks that are threads each have a device of their own (`use_device`); everything else shares the
+process's first cpu device, opened at its first use.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from peertile.errors import UnsupportedError
+from peertile.runtime.device import Device
+from peertile.runtime.driver import DriverKind
+from peertile.runtime.drivers.cpu import CpuDriver
+
+__all__ = ["current_device", "open_device", "use_device"]
+
+
+class _Registry:
+    """`lock` guards the table; opening a device happens under it, so that a device is opened once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.devices: dict[tuple[DriverKind, int], Device] = {}
+        self.local = threading.local()
+
+
+_registry = _Registry()
+
+
+def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
+    """A new device object of this process; its streams and leases are its own."""
+    if kind is not DriverKind.CPU:
+        raise UnsupportedError(f"device: {kind.value} is not supported by this version; use cpu")
+    return Device(CpuDriver().open(ordinal))
+
+
+def current_device() -> Device:
+    """The device that the calling thread works on: the one given to `use_device`, else cpu:0."""
+    device: Device | None = getattr(_registry.local, "device", None)
+    if device is not None:
+        return device
+    key = (DriverKind.CPU, 0)
+    with _registry.lock:
+        if key not in _registry.devices:
+            _registry.devices[key] = open_device(*key)
+        return _registry.devices[key]
+
+
+def use_device(device: Device | None) -> None:
+    """Make `device` the one that the calling thread works on; None goes back to the process's default."""
+    _registry.local.device = device

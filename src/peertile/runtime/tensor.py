@@ -1,0 +1,252 @@
+"""Tensors of a device: dtype, shape and strides over a storage; and partitions of them.
+
+A tensor is a handle: copying data is spelled out (`numpy()`, `pt.asarray`). Strides are in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from peertile.dtypes import DType, from_numpy
+from peertile.errors import ArgumentError
+from peertile.ir.types import MAX_TENSOR_RANK, Access
+from peertile.ir.types import Partition as PartitionType
+from peertile.runtime.argument import Argument, Use, pack_words, view_type
+from peertile.runtime.storage import Storage
+
+if TYPE_CHECKING:
+    from peertile.runtime.device import Device
+
+__all__ = ["Partition", "Tensor", "contiguous_strides", "normal_shape"]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of `shape`, in elements."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def normal_shape(shape: int | Sequence[int], role: str = "shape") -> tuple[int, ...]:
+    """`shape` as a tuple of ints >= 0 of rank 1 to 4; ArgumentError otherwise."""
+    values = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    if not all(isinstance(n, int | np.integer) and n >= 0 for n in values):
+        raise ArgumentError(f"{role}: expected integers >= 0, got {shape!r}")
+    if not 1 <= len(values) <= MAX_TENSOR_RANK:
+        raise ArgumentError(
+            f"{role}: expected 1 to {MAX_TENSOR_RANK} axes, got {len(values)} in {shape!r}; reshape it first"
+        )
+    return tuple(int(n) for n in values)
+
+
+class Tensor:
+    """A view of device memory: `dtype`, `shape` (elements), `strides` (elements), on one device.
+
+    Made by `pt.empty`, `pt.zeros`, `pt.asarray` and by a symmetric heap. Passing it to a kernel gives a
+    `T.Shared` parameter; `partition` gives a `T.Exclusive` one.
+
+    >>> import numpy as np, peertile as pt
+    >>> x = pt.asarray(np.arange(4, dtype=np.float32))
+    >>> x.shape, x.dtype
+    ((4,), f32)
+    >>> x.numpy().tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+
+    __slots__ = ("__weakref__", "_shared", "dtype", "offset", "shape", "storage", "strides")
+
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: DType,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.storage = storage
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = contiguous_strides(shape) if strides is None else strides
+        self.offset = offset
+        self._shared: Argument | None = None
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory this is."""
+        device: Device = self.storage.device
+        return device
+
+    @property
+    def address(self) -> int:
+        """Address of the first element, in the device's address space."""
+        return self.storage.address + self.offset
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements (without gaps)."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        return self.strides == contiguous_strides(self.shape) or self.size == 0
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}{list(self.shape)} on {self.device.name})"
+
+    def byte_range(self) -> tuple[int, int]:
+        """[start, end) in bytes within the storage, gaps included."""
+        if self.size == 0:
+            return self.offset, self.offset
+        low = sum(min(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
+        high = sum(max(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
+        item = self.dtype.itemsize
+        return self.offset + low * item, self.offset + (high + 1) * item
+
+    def shared_argument(self) -> Argument:
+        """How this tensor is passed as `T.Shared`; made once."""
+        if self._shared is None:
+            start, end = self.byte_range()
+            self._shared = Argument(
+                view_type(self.dtype, self.address, self.shape, self.strides, Access.READ),
+                pack_words((self.address, *self.shape, *self.strides)),
+                (Use(self.storage, start, end, writes=False),),
+                self,
+                self.shape,
+            )
+        return self._shared
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same contiguous elements with another shape; shares the memory."""
+        wanted = normal_shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        if prod(wanted) != self.size:
+            raise ArgumentError(f"reshape: expected {self.size} elements, got {prod(wanted)} in {wanted}")
+        if not self.is_contiguous:
+            raise ArgumentError(f"reshape: expected a contiguous tensor, got strides {self.strides}; copy it first")
+        return Tensor(self.storage, self.dtype, wanted, None, self.offset)
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
+        """A view of a box of the tensor: one slice per leading axis, steps >= 1; shares the memory.
+
+        >>> import numpy as np, peertile as pt
+        >>> pt.asarray(np.arange(6, dtype=np.int32))[1:6:2].numpy().tolist()
+        [1, 3, 5]
+        """
+        slices = index if isinstance(index, tuple) else (index,)
+        if len(slices) > len(self.shape) or not all(isinstance(s, slice) for s in slices):
+            raise ArgumentError(f"index: expected up to {len(self.shape)} slices, got {index!r}")
+        offset, shape, strides = self.offset, list(self.shape), list(self.strides)
+        for axis, s in enumerate(slices):
+            start, stop, step = s.indices(self.shape[axis])
+            if step < 1:
+                raise ArgumentError(f"index: expected a step >= 1 on axis {axis}, got {step}")
+            offset += start * self.strides[axis] * self.dtype.itemsize
+            shape[axis] = len(range(start, stop, step))
+            strides[axis] *= step
+        return Tensor(self.storage, self.dtype, tuple(shape), tuple(strides), offset)
+
+    def partition(self, tile_shape: int | Sequence[int]) -> Partition:
+        """Cut into tiles of `tile_shape`, each owned by one program: the argument of `T.Exclusive`.
+
+        Extents of a tile are powers of two; the last tile of an axis may be partial, and is clipped.
+        """
+        shape = (tile_shape,) if isinstance(tile_shape, int | np.integer) else tuple(tile_shape)
+        if len(shape) != len(self.shape):
+            raise ArgumentError(
+                f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, got {len(shape)} in {shape}"
+            )
+        for n in shape:
+            if not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
+                raise ArgumentError(
+                    f"partition: expected tile extents that are powers of two, got {n!r} in {shape}; "
+                    "take the next power of two: partial tiles are padded on load and clipped on store"
+                )
+        return Partition(self, tuple(int(n) for n in shape))
+
+    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """A copy on the host, after everything enqueued on this tensor has completed."""
+        return self.device.read_tensor(self)
+
+    def copy_from(self, source: Any) -> Self:
+        """Copy `source` (array-like of the same shape, converted to this dtype) into the tensor."""
+        array = np.asarray(source)
+        if array.shape != self.shape:
+            raise ArgumentError(f"copy_from: expected shape {self.shape}, got {array.shape}")
+        self.device.write_tensor(self, array)
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """A tensor cut into tiles for exclusive writing. `programs` is None for one program per tile."""
+
+    tensor: Tensor
+    tile_shape: tuple[int, ...]
+    is_persistent: bool = False
+    programs: int | None = None
+    swizzle: int = 1
+    _argument: Argument | None = field(default=None, repr=False)
+
+    @property
+    def num_tiles(self) -> tuple[int, ...]:
+        """Tiles along each axis."""
+        return tuple(-(-n // t) for n, t in zip(self.tensor.shape, self.tile_shape, strict=True))
+
+    def persistent(self, programs: int | None = None, swizzle: int = 1) -> Partition:
+        """Map the tiles to `programs` programs (default: as many as suit the device), each of which
+        walks its share with `for tile in z.tiles()`. `swizzle` > 1 groups that many rows of tiles."""
+        if programs is not None and programs < 1:
+            raise ArgumentError(f"persistent: expected programs >= 1, got {programs}")
+        if swizzle < 1:
+            raise ArgumentError(f"persistent: expected swizzle >= 1, got {swizzle}")
+        return Partition(self.tensor, self.tile_shape, True, programs, swizzle)
+
+    def unpartition(self) -> Tensor:
+        """The tensor that was cut."""
+        return self.tensor
+
+    def grid(self) -> int:
+        """Programs of a launch over this partition."""
+        tiles = prod(self.num_tiles)
+        if not self.is_persistent:
+            return tiles
+        if self.programs is not None:
+            return self.programs
+        return max(1, min(tiles, self.tensor.device.persistent_programs))
+
+    def exclusive_argument(self) -> Argument:
+        """How this partition is passed as `T.Exclusive`; made once."""
+        if self._argument is None:
+            t = self.tensor
+            start, end = t.byte_range()
+            kind = PartitionType(self.tile_shape, self.is_persistent, self.swizzle)
+            self._argument = Argument(
+                view_type(t.dtype, t.address, t.shape, t.strides, Access.READ_WRITE, kind),
+                pack_words((t.address, *t.shape, *t.strides)),
+                (Use(t.storage, start, end, writes=True, exclusive=True),),
+                self,
+                t.shape,
+            )
+        return self._argument
+
+
+def array_for(source: Any, dtype: DType | None) -> tuple[np.ndarray[Any, np.dtype[Any]], DType]:
+    """`source` as a contiguous numpy array of rank >= 1 and its dtype; conversions as numpy's astype."""
+    array = np.asarray(source)
+    target = from_numpy(array.dtype) if dtype is None else dtype
+    if array.ndim == 0:
+        array = array.reshape(1)
+    return np.ascontiguousarray(array, dtype=target.numpy), target

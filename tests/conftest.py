@@ -1,0 +1,184 @@
+"""What every test shares: tiers, the device option, the seed, and the check that nothing is left behind.
+
+Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier; `pytest -m long` fuzzing
+and stress. Tests marked `cuda` or `cuda2` are selected only with `--device cuda`. What a tier leaves out is
+deselected, and counted as such, never skipped: a skip would read like a test that ran.
+
+Order: files and the tests of a file are shuffled by the seed of the run, so that no test leans on another.
+The seed is printed at the head and beside each failure; `--seed N` repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+MARKERS = (
+    "feature(row, target): this test shows that a row of docs/features.md works on cpu, sim or cuda",
+    "sentence(id): this test checks one numbered sentence of docs/concepts, MM-12 for instance",
+)
+
+# Every process started by the tests inherits this variable, whoever its parent is by then.
+RUN_VARIABLE = "PEERTILE_TEST_RUN"
+SEGMENTS = Path("/dev/shm")
+GRACE_S = 5.0
+
+CACHE = pytest.StashKey[str]()
+SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
+
+settings.register_profile("suite", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("peertile")
+    group.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where tests with a device fixture run")
+    group.addoption("--seed", type=int, default=None, help="order of the tests and of their random numbers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.option.seed is None:  # workers of pytest-xdist get the option as the controller left it
+        config.option.seed = secrets.randbelow(1 << 31)
+    os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{secrets.token_hex(8)}")
+    if not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
+        config.stash[CACHE] = os.environ["PEERTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="peertile-test-cache-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if CACHE in config.stash:
+        shutil.rmtree(config.stash[CACHE], ignore_errors=True)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a worker process of pytest-xdist; the controller looks after what is shared."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"peertile: --device {config.option.device} --seed {config.option.seed}"
+
+
+def left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether the tier that was asked for leaves `item` out beside what `-m` says."""
+    on_gpu = item.get_closest_marker("cuda") or item.get_closest_marker("cuda2")
+    if on_gpu and config.option.device != "cuda":
+        return True
+    named = "long" in config.option.markexpr or any("::" in arg for arg in config.args)
+    return item.get_closest_marker("long") is not None and not named
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    out = [item for item in items if left_out(item, config)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+    kept = [item for item in items if not left_out(item, config)]
+    shuffle = random.Random(config.option.seed)
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in kept:
+        by_file.setdefault(item.path, []).append(item)
+    files = sorted(by_file)
+    shuffle.shuffle(files)
+    for file in files:
+        shuffle.shuffle(by_file[file])
+    items[:] = [item for file in files for item in by_file[file]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("peertile", f"repeat with --seed {item.config.option.seed}"))
+    return report
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Name of the device kind this run is for: "cpu", or "cuda" with `--device cuda`."""
+    name: str = request.config.option.device
+    return name
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number of this test's own: it follows from the seed of the run and the test's name."""
+    return zlib.crc32(f"{request.config.option.seed}:{request.node.nodeid}".encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """Random numbers of this test's own."""
+    return np.random.default_rng(seed)
+
+
+# ------------------------------------------------------------- nothing is left behind
+
+
+def processes_of_this_run() -> dict[int, str]:
+    """Processes that inherited this run's variable, but for this one and its ancestors: pid to command line."""
+    needle = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if needle not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if command:  # a process that has ended but is not yet waited for has none
+            found[int(folder.name)] = command
+    pid = os.getpid()
+    while pid > 1:
+        found.pop(pid, None)
+        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def segments() -> set[str]:
+    """Names of peertile's shared-memory segments on this machine."""
+    return {path.name for path in SEGMENTS.glob("peertile*")} if SEGMENTS.is_dir() else set()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[SEGMENTS_BEFORE] = segments()
+
+
+def wait_until_clean(before: set[str]) -> tuple[dict[int, str], set[str]]:
+    """What is still there once everything is gone or the grace has passed."""
+    end = time.monotonic() + GRACE_S
+    while True:
+        processes, left = processes_of_this_run(), segments() - before
+        if (not processes and not left) or time.monotonic() > end:
+            return processes, left
+        time.sleep(0.05)  # bounded by GRACE_S: processes of the last test may be in the middle of ending
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
+    result = yield
+    if is_worker(session.config) or not Path("/proc/self").exists():
+        return result
+    processes, left = wait_until_clean(session.config.stash[SEGMENTS_BEFORE])
+    lines = [f"process {pid} is left: {command}" for pid, command in processes.items()]
+    lines += [f"segment {SEGMENTS / name} is left" for name in sorted(left)]
+    if lines:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for line in lines:
+            reporter.write_line(line, red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result

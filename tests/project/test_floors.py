@@ -1,0 +1,72 @@
+"""Imports only point down, never in a circle, never late; heavy packages stay where they belong."""
+
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from tools import floors
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = [found for found in floors.imports() if found.own]
+FOREIGN = [found for found in floors.imports() if not found.own]
+
+# Neither is free: together they cost more than all of peertile may.
+NEVER_ON_IMPORT = {"asyncio", "llvmlite", "ml_dtypes", "multiprocessing", "rich", "sklearn", "torch", "triton", "typer"}
+
+
+def test_every_module_belongs_to_a_floor() -> None:
+    assert [module for module in floors.modules() if floors.folder_of(module) is None] == []
+
+
+def test_discovery_finds_the_package() -> None:
+    assert {"", "errors", "ir.core", "ir.ops"} <= set(floors.modules())
+    assert len(OWN) > 10
+
+
+def test_imports_point_to_lower_floors_or_to_the_own_folder() -> None:
+    wrong = []
+    for found in OWN:
+        source, target = floors.folder_of(found.module), floors.folder_of(found.target)
+        if source is None or target is None or (source != target and target.step >= source.step):
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_imports_make_no_circle() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in floors.modules()}
+    for found in OWN:
+        if not found.typing_only and found.target != found.module:
+            graph[found.module].add(found.target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_own_module_is_imported_late() -> None:
+    assert [str(found) for found in OWN if found.deferred] == []
+
+
+def test_heavy_packages_are_imported_by_their_owners_alone() -> None:
+    wrong = []
+    for found in FOREIGN:
+        owners, in_functions = floors.HEAVY.get(found.target.split(".")[0], (None, False))
+        if owners is None or found.typing_only:
+            continue
+        allowed = any(f"{found.module}.".startswith(owner) if owner.endswith(".") else found.module == owner
+                      for owner in owners)  # fmt: skip
+        if not allowed or (in_functions and not found.deferred):
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_import_peertile_brings_nothing_heavy() -> None:
+    code = "import sys, peertile, peertile.language; print(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(NEVER_ON_IMPORT & set(done.stdout.split())) == []
+
+
+def test_architecture_shows_the_floors_as_they_are() -> None:
+    assert f"```text\n{floors.table()}\n```" in (ROOT / "ARCHITECTURE.md").read_text()
