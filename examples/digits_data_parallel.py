@@ -174,7 +174,8 @@ def train(group, box, progress):
 def main(group):
     steps = EPOCHS * -(-1437 // BATCH)
     tiles = -(-TOTAL // TILE)
-    group.print(f"training on {group.size} ranks: {steps} steps, {TOTAL} weights, batches of {BATCH} images")
+    if group.rank == 0:
+        print(f"training on {group.size} ranks: {steps} steps, {TOTAL} weights, batches of {BATCH} images")
     with pt.SymmetricHeap(group, size_bytes=4 << 20) as heap, pt.progress(group, "training", EPOCHS) as bar:
         box = heap.mailbox(tile=TILE, dtype=pt.f32, programs=tiles, depth=2)
         model, (compute, communicate) = train(group, box, lambda epoch, loss: bar(epoch + 1, f"loss {loss:.4f}"))

@@ -51,11 +51,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    if config.option.seed is None:  # workers of pytest-xdist get the option as the controller left it
+    if is_worker(config):
+        config.option.seed = config.workerinput["seed"]
+    elif config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 31)
     os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{secrets.token_hex(8)}")
     if not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
         config.stash[CACHE] = os.environ["PEERTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="peertile-test-cache-")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Every worker of pytest-xdist has to collect the same order."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -68,7 +68,9 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
     (
         "F5 joining",
         (
-            Folder("kernel", 50, ("kernel",), "specialise, compile, pack arguments, launch"),
+            Folder(
+                "kernel", 50, ("kernel", "creation"), "specialise, compile, pack arguments, launch; eager constructors"
+            ),
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),
         ),
     ),
@@ -185,6 +187,11 @@ def table() -> str:
     for title, folders in FLOORS:
         lines.append(title)
         for folder in folders:
-            names = f" ({', '.join(folder.parts)})" if folder.name == "words" else ""
+            loose = [part for part in folder.parts if part != folder.name and not part.startswith("_") and part]
+            names = f" ({', '.join(folder.parts)})" if loose else ""
             lines.append(f"  {folder.name:{width}}  {folder.holds}{names}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -17,9 +17,12 @@ from types import FunctionType
 from typing import Any, Protocol, overload
 
 import numpy as np
+from peertile.backends.cpu.compile import compile_kernel
+from peertile.backends.cpu.compile import stages as cpu_stages
+from peertile.frontend.build import build_kernel
+from peertile.passes.pipeline import run_pipeline
 
 from peertile.backends.binary import Binary
-from peertile.backends.cpu.compile import compile_kernel
 from peertile.config import config
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import (
@@ -34,12 +37,10 @@ from peertile.errors import (
     SignatureMismatch,
     WaitTimeout,
 )
-from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
 from peertile.ir.types import Access, MailboxType, TileType, Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
-from peertile.passes.pipeline import run_pipeline
 from peertile.runtime.argument import Argument, Use, canonical, pack_words
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle
@@ -88,6 +89,10 @@ class Specialization:
     steering: frozenset[str] | None
     modules: dict[int, ModuleHandle] = field(default_factory=dict)
     options: dict[int, LaunchOptions] = field(default_factory=dict)
+
+    def stages(self) -> dict[str, str]:
+        """LLVM IR as emitted, and assembly, for inspection; made on request."""
+        return cpu_stages(self.kernel)
 
 
 class _Bound:
@@ -290,9 +295,7 @@ class KernelFunction:
             grid = (inferred[0], 1, 1)
         if grid is None:
             raise ArgumentError(f"{self.name}: no partition gives the grid; write {self.name}.grid(n)(...)")
-        return _Bound(
-            tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group
-        )
+        return _Bound(tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group)
 
     # ---------------------------------------------------------------- compiling
 
@@ -310,8 +313,13 @@ class KernelFunction:
 
     def _compile(self, bound: _Bound) -> Specialization:
         runtime = [p for p in self.params if p.role is not Role.CONST]
-        types: dict[str, Type] = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
-        ir = build_kernel(self.fn, types, bound.consts, unsafe=self.unsafe, name=self.name, grid_rank=3)
+        return self.compile_types(
+            {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}, bound.consts
+        )
+
+    def compile_types(self, types: dict[str, Type], consts: dict[str, Any]) -> Specialization:
+        """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
+        ir = build_kernel(self.fn, types, consts, unsafe=self.unsafe, name=self.name, grid_rank=3)
         text = print_kernel(ir)
         ir = run_pipeline(ir, verify=config().verify_passes)
         steering = ir.facts.get("steering")
@@ -414,7 +422,9 @@ def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
             if other is use or other.storage is not use.storage or other.end <= use.start or use.end <= other.start:
                 continue
             owners = {}
-            for param, argument in zip((p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True):
+            for param, argument in zip(
+                (p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True
+            ):
                 for u in argument.uses:
                     owners[id(u)] = param.name
             raise LaunchError(
@@ -430,8 +440,15 @@ def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
         return
     runtime = [p.name for p in bound.params if p.role is not Role.CONST]
     extents = {n: a.extents for n, a in zip(runtime, bound.arguments, strict=True)}
-    for check in checks:
-        check.verify(name, extents)
+    for c in checks:
+        have = -(-extents[c.rhs][c.rhs_axis] // c.rhs_size)
+        need = -(-extents[c.lhs][c.lhs_axis] // c.lhs_size)
+        if need > have:
+            raise LaunchError(
+                f"{name}: {c.description}: {c.rhs} axis {c.rhs_axis} has {have} tiles of {c.rhs_size} "
+                f"(extent {extents[c.rhs][c.rhs_axis]}), but {need} are used, as {c.lhs} axis {c.lhs_axis} has "
+                f"{need} tiles of {c.lhs_size} (extent {extents[c.lhs][c.lhs_axis]}); pass tensors whose extents agree"
+            )
 
 
 def _explain(record: FaultRecord, spec: Specialization, op: str, group: GroupLike | None) -> PeertileError:

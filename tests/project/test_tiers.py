@@ -44,7 +44,7 @@ def tree(tmp_path) -> Path:
 
 def pytest_run(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PEERTILE_TEST", "PYTEST"))}
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -87,6 +87,13 @@ def test_the_seed_is_printed_and_repeats_order_and_numbers(tree) -> None:
     orders = [names(done) for done in runs]
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) > 1
+
+
+@pytest.mark.slow
+def test_workers_of_one_run_agree_about_the_order(tree) -> None:
+    done = pytest_run(tree, *QUIETLY, "-n", "2")
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
 
 
 @pytest.mark.slow

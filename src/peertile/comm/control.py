@@ -99,7 +99,7 @@ class ControlBlock:
     def __init__(self, segment: Segment, index: int) -> None:
         self.segment = segment
         self.index = index
-        self._at = segment.address + _PAGE + index * segment.block_bytes
+        self._at: int = segment.address + _PAGE + index * segment.block_bytes
         self._edge = threading.Lock()  # protects nothing: its release-acquire pair orders two stores, see `fail`
 
     @property
@@ -113,7 +113,7 @@ class ControlBlock:
 
     @property
     def generation(self) -> int:
-        return self._long(8).value
+        return int(self._long(8).value)
 
     def failure(self) -> PeerFailed | None:
         """Who failed and why; None while all is well."""

@@ -239,6 +239,8 @@ class Coordinator:
         call.arrived[me] = request
         call.fds[me] = fds
         everybody = len(call.arrived) == len(group.members)
+        if everybody:
+            del group.calls[request.sequence]
         if call.disagreed:
             self._disagree(group, call, request.sequence, [me])
         elif len({arrived.call for arrived in call.arrived.values()}) > 1:
@@ -246,8 +248,6 @@ class Coordinator:
             self._disagree(group, call, request.sequence, list(call.arrived))
         elif everybody:
             self._complete(group, call)
-        if everybody:
-            del group.calls[request.sequence]
 
     def _complete(self, group: _Group, call: _Call) -> None:
         order = range(len(group.members))

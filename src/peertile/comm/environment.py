@@ -102,19 +102,16 @@ def read_placement(
         launcher = family.launcher
         _one_host(env, family)
     given = {"rank": rank, "size": ranks, "local_rank": local_rank, "local_size": local_ranks}
-    place = {key: _agree(key, given[key], found[key], names.get(key, "")) for key in given}
-    _complete(place, launcher)
-    if place["size"] != 1:
+    rank, ranks, local_rank, local_ranks = (_agree(key, given[key], found[key], names.get(key, "")) for key in given)
+    size = _size(ranks, rank)
+    rank = rank or 0
+    _in_range("rank", rank, size)
+    local_size = _local_size(local_ranks, rank, size, launcher)
+    local_rank = rank if local_rank is None else local_rank
+    _in_range("local_rank", local_rank, local_size)
+    if size > 1:
         _this_host(env.get("MASTER_ADDR", "127.0.0.1"))
-    return Placement(
-        place["rank"] or 0,
-        place["size"] or 1,
-        place["local_rank"] or 0,
-        place["local_size"] or 1,
-        _port(env, port),
-        job,
-        launcher,
-    )
+    return Placement(rank, size, local_rank, local_size, _port(env, port), job, launcher)
 
 
 def _family(env: Mapping[str, str]) -> _Family | None:
@@ -168,41 +165,41 @@ def _agree(key: str, given: int | None, found: int | None, variable: str) -> int
     return given if given is not None else found
 
 
-def _complete(place: dict[str, int | None], launcher: str) -> None:
-    """Fills what one host implies, and checks the ranges."""
-    if place["size"] is None:
-        if place["rank"] is not None:
-            raise ArgumentError(f"init(rank={place['rank']}): expected ranks= as well, got none")
-        place["size"] = 1
-    size = place["size"]
-    if size < 1:
-        raise ArgumentError(f"number of ranks: expected at least 1, got {size}")
-    if place["rank"] is None:
-        if size > 1:
-            raise ArgumentError(
-                f"init(ranks={size}): expected a launcher or rank=, got neither; "
-                f"start the program with `peertile run PROGRAM --ranks {size}`, or call pt.run(main, ranks={size})"
-            )
-        place["rank"] = 0
-    if place["local_size"] is None:
+def _size(ranks: int | None, rank: int | None) -> int:
+    if ranks is None:
+        if rank is not None:
+            raise ArgumentError(f"init(rank={rank}): expected ranks= as well, got none")
+        return 1
+    if ranks < 1:
+        raise ArgumentError(f"number of ranks: expected at least 1, got {ranks}")
+    if rank is None and ranks > 1:
+        raise ArgumentError(
+            f"init(ranks={ranks}): expected a launcher or rank=, got neither; "
+            f"start the program with `peertile run PROGRAM --ranks {ranks}`, or call pt.run(main, ranks={ranks})"
+        )
+    return ranks
+
+
+def _local_size(local: int | None, rank: int, size: int, launcher: str) -> int:
+    """The number of ranks on this host, which must be all."""
+    if local is None:
         # Slurm has no such variable; it says how many hosts there are instead. Arguments mean this host.
         if launcher and launcher != "Slurm" and size > 1:
             raise ArgumentError(
-                f"LOCAL_WORLD_SIZE: expected the number of ranks on this host, as rank {place['rank']} of {size} was "
-                f"started by {launcher}, got nothing; start the program with peertile run, torchrun or mpirun"
+                f"LOCAL_WORLD_SIZE: expected the number of ranks on this host, as rank {rank} of {size} was started "
+                f"by {launcher}, got nothing; start the program with peertile run, torchrun or mpirun"
             )
-        place["local_size"] = size
-    local = place["local_size"]
+        return size
     if local > size:
         raise ArgumentError(f"number of ranks on this host: expected at most {size}, all ranks, got {local}")
     if local < size:
-        raise UnsupportedError(f"number of ranks on this host: expected {size}, all of them, got {local}{_ONE_HOST}")
-    if place["local_rank"] is None:
-        place["local_rank"] = place["rank"]
-    for key, bound in (("rank", size), ("local_rank", local)):
-        value = place[key]
-        if value is None or not 0 <= value < bound:
-            raise ArgumentError(f"{_WORDS[key]}: expected 0 to {bound - 1}, got {value}")
+        raise UnsupportedError(f"number of ranks on this host: expected {size}, all ranks, got {local}{_ONE_HOST}")
+    return local
+
+
+def _in_range(role: str, value: int, bound: int) -> None:
+    if not 0 <= value < bound:
+        raise ArgumentError(f"{role}: expected 0 to {bound - 1}, got {value}")
 
 
 def _port(env: Mapping[str, str], port: int | None) -> int:

@@ -13,10 +13,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from peertile.comm.control import RankState
-from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Outcome, Reply, name_ranks
+from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Reply, name_ranks
 from peertile.comm.frames import MAX_FDS
 from peertile.comm.rendezvous import Link
 from peertile.config import config
@@ -45,12 +45,10 @@ class Group:
         world_rank: int,
         *,
         model: RankModel,
-        device: str = "cpu",
         local_rank: int | None = None,
         local_size: int | None = None,
     ) -> None:
         self.model = model
-        self.device = device
         self.rank = members.index(world_rank)
         self.size = len(members)
         self.world_ranks = members
@@ -61,6 +59,7 @@ class Group:
         self._key = key
         self._block = link.segment.block(key)
         self._pid = os.getpid()
+        link.watch(self._block, members.index(0) if 0 in members else 0)
         self._closed = False
         self._sequence = 0
         self._generation = 0
@@ -95,21 +94,28 @@ class Group:
 
     # Collective calls
 
-    def exchange(self, payload: bytes, what: str, *, timeout_s: float | None = None) -> list[bytes]:
-        """Collective. Every rank's `payload`, in rank order."""
-        return list(self._call(f"exchange({what})", payload, timeout_s=timeout_s)[0].payloads)
+    @overload
+    def exchange(self, payload: bytes, what: str, *, timeout_s: float | None = None) -> list[bytes]: ...
+    @overload
+    def exchange(
+        self, payload: bytes, what: str, *, fds: Sequence[int], timeout_s: float | None = None
+    ) -> list[tuple[bytes, tuple[int, ...]]]: ...
+    def exchange(
+        self, payload: bytes, what: str, *, fds: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[bytes] | list[tuple[bytes, tuple[int, ...]]]:
+        """Collective. Every rank's `payload`, in rank order.
 
-    def exchange_fds(
-        self, payload: bytes, fds: Sequence[int], what: str, *, timeout_s: float | None = None
-    ) -> tuple[list[bytes], list[list[int]]]:
-        """Collective. As `exchange`, with file descriptors; every rank gets duplicates of all, its own too, and
-        closes them. At most 250 descriptors over all ranks."""
-        reply, received = self._call(f"exchange_fds({what})", payload, fds=fds, timeout_s=timeout_s)
-        by_rank: list[list[int]] = []
-        for count in reply.fd_counts:
-            by_rank.append(received[:count])
+        With `fds`, on every rank: each payload with its rank's file descriptors, which are duplicates, this rank's
+        own too, and now belong to the caller. At most 250 over all ranks.
+        """
+        if fds is None:
+            return list(self._call(f"exchange({what})", payload, timeout_s=timeout_s)[0].payloads)
+        reply, received = self._call(f"exchange({what}, fds)", payload, fds=fds, timeout_s=timeout_s)
+        parts: list[tuple[bytes, tuple[int, ...]]] = []
+        for part, count in zip(reply.payloads, reply.fd_counts, strict=True):
+            parts.append((part, tuple(received[:count])))
             received = received[count:]
-        return list(reply.payloads), by_rank
+        return parts
 
     def barrier(self, what: str = "", *, timeout_s: float | None = None) -> None:
         """Collective. Returns once every rank has arrived."""
@@ -170,10 +176,14 @@ class Group:
         return Group(
             *(self._link, reply.created, members, self.world_rank),
             model=self.model,
-            device=self.device,
             local_rank=self.local_rank,
             local_size=self.local_size,
         )
+
+    def print(self, *values: object) -> None:
+        """Prints on rank 0 alone, at once."""
+        if self.rank == 0:
+            print(*values, flush=True)
 
     # Failure
 
@@ -205,10 +215,14 @@ class Group:
                 for callback in list(self._callbacks):
                     callback()
 
-    def on_recover(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Registers a callback for `recover`; what comes back takes it out again."""
+    def on_recover(self, callback: Callable[[], object]) -> None:
+        """Registers a callback for `recover`. Register the same ones in the same order on every rank."""
         self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def forget_recover(self, callback: Callable[[], object]) -> None:
+        """Takes a callback of `on_recover` out again."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
 
     def dying(self, cause: str) -> None:
         """This rank will not go on: every group it is in fails with `cause`. Never waits."""
@@ -261,10 +275,9 @@ class Group:
                 reply, received = self._link.call(request, fds)
             except PeerFailed as error:
                 raise self.failure() or error from None
-        if reply.outcome is not Outcome.DONE:
-            error = reply.error()
-            assert error is not None
-            raise error
+        refusal = reply.error()
+        if refusal is not None:
+            raise refusal
         return reply, received
 
 

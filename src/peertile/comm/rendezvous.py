@@ -21,12 +21,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from peertile.comm.control import Segment
+from peertile.comm.control import ControlBlock, Segment
 from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, name_ranks
 from peertile.comm.frames import Reader, Received, frame, send_some
 from peertile.errors import PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
@@ -78,6 +78,9 @@ class Link(Protocol):
     def tell(self, request: Request) -> None:
         """One way: never waits, never fails."""
 
+    def watch(self, block: ControlBlock, host: int) -> None:
+        """Names a group's block, to be failed for rank `host` if the coordinator dies: nobody else could then."""
+
     def close(self) -> None:
         """Leaves the job without waiting for anybody. Closing twice is fine."""
 
@@ -127,13 +130,16 @@ class LocalLink:
         self._rank = rank
         self.segment = hub.segment
         self.pids = hub.pids
-        self.tickets = itertools.count()
+        self.tickets: Iterator[int] = itertools.count()
 
     def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
         return self._hub.call(self._rank, request, fds)
 
     def tell(self, request: Request) -> None:
         self._hub.tell(self._rank, request)
+
+    def watch(self, block: ControlBlock, host: int) -> None:
+        """The coordinator of threads lives as long as they do."""
 
     def close(self) -> None:
         self._hub.tell(self._rank, Leave())
@@ -321,9 +327,9 @@ class SocketLink:
         (welcome, fds), *self._early = early  # rank 0 may have said more in the same breath
         self.segment = Segment.attach(fds[0])
         self.pids: tuple[int, ...] = welcome.pids
-        self.tickets = itertools.count()
+        self.tickets: Iterator[int] = itertools.count()
         self.server: Server | None = None
-        self.on_lost: Callable[[str], None] | None = None
+        self._watched: list[tuple[ControlBlock, int]] = []
         self._socket = connection
         self._reader = reader
         self._send_lock = threading.Lock()  # protects the sending side; nothing is taken while it is held
@@ -364,6 +370,9 @@ class SocketLink:
         if self._end is None and not self._closed:
             self._send(request, ())
 
+    def watch(self, block: ControlBlock, host: int) -> None:
+        self._watched.append((block, host))
+
     def _send(self, message: object, fds: tuple[int, ...]) -> bool:
         """False when it could not be sent in time; a connection that has ended is the reader's to report."""
         data = frame(message, fds)
@@ -395,8 +404,9 @@ class SocketLink:
             self._end = "left the group: its program ended normally, and it hosted the rendezvous"
         else:
             self._end = f"its process {self.pids[0]} ended without leaving the group"
-            if self.on_lost is not None and not self._closed:
-                self.on_lost(self._end)
+            if not self._closed:
+                for block, host in self._watched:
+                    block.fail(host, self._end)
         for answer in list(self._waiting.values()):
             answer.put(None)
 

@@ -288,7 +288,9 @@ class SymmetricTensor:
 
     __slots__ = ("_arguments", "_parts", "dtype", "heap", "offset", "shape", "storage")
 
-    def __init__(self, heap: SymmetricHeap, storage: Storage, dtype: DType, shape: tuple[int, ...], offset: int) -> None:
+    def __init__(
+        self, heap: SymmetricHeap, storage: Storage, dtype: DType, shape: tuple[int, ...], offset: int
+    ) -> None:
         self.heap = heap
         self.storage = storage
         self.dtype = dtype

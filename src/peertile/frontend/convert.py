@@ -98,6 +98,8 @@ def to_dtype(b: Build, value: Abstract, dtype: DType, role: str) -> Value:
         assert isinstance(value, Known)
         return constant(b, value.value, dtype)
     if isinstance(value, Tile):
+        if value.weak and value.type.dtype != dtype:
+            b.adaptations += 1
         if value.weak or promote(value.type.dtype, dtype) == dtype:
             return cast(b, value.value, dtype)
         b.fail(f"{role}: expected {dtype.name}, got {value.type}; convert it with .astype(T.{dtype.name})")
@@ -169,6 +171,8 @@ def unify(b: Build, values: Sequence[Abstract], role: str) -> list[Value]:
     out = []
     for v in values:
         if isinstance(v, Tile):
+            if v.weak and v.type.dtype != dtype:
+                b.adaptations += 1
             out.append(broadcast_to(b, cast(b, v.value, dtype), shape))
         else:
             assert isinstance(v, Known)
@@ -266,6 +270,3 @@ def dtype_arg(b: Build, value: Abstract, role: str) -> DType:
         if value.value is bool:
             return b1
     b.fail(f"{role}: expected a dtype such as T.f32, got {describe(value)}")
-
-
-assert INDEX.dtype == i64

@@ -126,6 +126,8 @@ class Build:
         """Values that are a rank by construction; a `check` is left out for them."""
         self.captures: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
+        self.adaptations = 0
+        """How often a weak tile took the dtype of what it met; see `merge.Carried`."""
         self.run_block: Callable[[Build, list[ast.stmt]], Flow]
         self.inline: Callable[[Build, FunctionType, list[Abstract], dict[str, Abstract]], Abstract]
 

@@ -166,15 +166,22 @@ def _index(op: Op, value: Value, role: str) -> None:
     op.require(t.shape == () and t.dtype == i64, f"{role}: expected an i64 scalar, got {t}")
 
 
+def _show(x: object) -> str:
+    """Shapes as [4, 8], lists of types as (i64, f32)."""
+    if isinstance(x, list):
+        return f"({', '.join(map(str, x))})"
+    return f"[{', '.join(map(str, x))}]" if isinstance(x, tuple) else str(x)
+
+
 def _same(op: Op, a: object, b: object, role: str) -> None:
-    op.require(a == b, f"{role}: expected {a}, got {b}")
+    op.require(a == b, f"{role}: expected {_show(a)}, got {_show(b)}")
 
 
 def _scope_order(op: Op, allowed: tuple[Order, ...]) -> None:
     order, scope = op.attrs["order"], op.attrs["scope"]
     op.require(order in allowed, f"order: expected one of {', '.join(o.value for o in allowed)}, got {order.value}")
     if order is Order.WEAK:
-        op.require(scope is None, f"scope: a weak access takes none, got {scope}")
+        op.require(scope is None, f"scope: a weak access takes none, got {scope.value if scope is not None else scope}")
     else:
         op.require(isinstance(scope, Scope), f"scope: required with order {order.value}, got none")
 
@@ -394,7 +401,9 @@ class CompareOp(Op):
         self.require(isinstance(fn, Compare), f"fn: expected a Compare, got {fn!r}")
         self.require(fn is not Compare.AT_LEAST or a.dtype.is_int, f"operands of at_least: expected integers, got {a}")
         r = _tile(self, self.result, "result")
-        self.require(r.dtype.is_bool and r.shape == a.shape, f"result: expected bool of shape {a.shape}, got {r}")
+        self.require(
+            r.dtype.is_bool and r.shape == a.shape, f"result: expected bool of shape {_show(a.shape)}, got {r}"
+        )
 
 
 class Select(Op):
@@ -409,7 +418,9 @@ class Select(Op):
         a = _tile(self, self.operands[1], "a")
         _same(self, a, self.operands[2].type, "b")
         _same(self, a, self.result.type, "result")
-        self.require(c.dtype.is_bool and c.shape == a.shape, f"condition: expected bool of shape {a.shape}, got {c}")
+        self.require(
+            c.dtype.is_bool and c.shape == a.shape, f"condition: expected bool of shape {_show(a.shape)}, got {c}"
+        )
 
 
 class Fma(Op):
@@ -511,7 +522,7 @@ class Permute(Op):
         axes = self.attrs["axes"]
         self.require(
             isinstance(axes, tuple) and sorted(axes) == list(range(a.rank)),
-            f"axes: expected a permutation of {a.rank} axes, got {axes}",
+            f"axes: expected a permutation of {a.rank} axes, got {_show(axes)}",
         )
         assert isinstance(axes, tuple)
         _same(self, TileType(a.dtype, tuple(a.shape[k] for k in axes)), r, "result")
@@ -941,7 +952,10 @@ class Yield(Op):
 
     def verify(self) -> None:
         owner = self.parent.parent if self.parent is not None else None
-        self.require(isinstance(owner, If), f"place: expected an arm of if, got {owner!r}")
+        self.require(
+            isinstance(owner, If),
+            f"place: expected an arm of if, got {owner.NAME if owner is not None else 'the kernel'}",
+        )
         assert owner is not None
         _same(self, [r.type for r in owner.results], [v.type for v in self.operands], "operands")
 
@@ -1034,7 +1048,9 @@ class PtrOffset(Op):
         p, o = self.operands[0].type, _tile(self, self.operands[1], "offset")
         self.require(isinstance(p, PointerType), f"pointer: expected a pointer, got {p}")
         assert isinstance(p, PointerType)
-        self.require(o.dtype.is_int and o.shape == p.shape, f"offset: expected integers of shape {p.shape}, got {o}")
+        self.require(
+            o.dtype.is_int and o.shape == p.shape, f"offset: expected integers of shape {_show(p.shape)}, got {o}"
+        )
         _same(self, p, self.result.type, "result")
 
 
@@ -1082,7 +1098,7 @@ def _pointer_access(op: Op, tail: int) -> PointerType:
     op.require(len(op.operands) == expected, f"operands: expected {expected}, got {len(op.operands)}")
     if op.attrs["masked"]:
         m = _tile(op, op.operands[tail], "mask")
-        op.require(m.dtype.is_bool and m.shape == p.shape, f"mask: expected bool of shape {p.shape}, got {m}")
+        op.require(m.dtype.is_bool and m.shape == p.shape, f"mask: expected bool of shape {_show(p.shape)}, got {m}")
     if op.attrs["ordered"]:
         t = op.operands[-1].type
         op.require(isinstance(t, TokenType), f"token: expected a token, got {t}")

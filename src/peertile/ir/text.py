@@ -116,8 +116,9 @@ class _Printer:
 
     def op(self, op: Op, depth: int) -> None:
         inside = [self.name(v) for v in op.operands]
-        for name, value in op.attrs.items():
-            default = op.ATTRS.get(name, ...)
+        # In the order of the declaration, whoever made the op; unknown ones last, since broken IR must print.
+        for name in (*(n for n in op.ATTRS if n in op.attrs), *(n for n in op.attrs if n not in op.ATTRS)):
+            value, default = op.attrs[name], op.ATTRS.get(name, ...)
             if default is ... or not _same(value, default):
                 inside.append(f"{name}={_attr(value)}")
         text = f"{op.NAME}({', '.join(inside)})"
@@ -304,19 +305,21 @@ class _Parser:
         self.expect("(")
         names = []
         while not self.accept(")"):
+            at = self.at
             name = self.take("value", "an argument")[1:]
             self.expect(":")
             value = Value(self.any_type(), block, len(block.args), "" if name.isdigit() else name)
             block.args.append(value)
-            self.define(name, value)
+            self.bind(name, value, at)
             names.append(name)
             if not self.peek(")"):
                 self.expect(",")
         return names
 
-    def define(self, name: str, value: Value) -> None:
+    def bind(self, name: str, value: Value, at: int) -> None:
+        """Makes `value` known as `name`, which stands at token `at`."""
         if name in self.scope:
-            self.at -= 1
+            self.at = at
             self.fail(f"%{name} is defined twice")
         self.scope[name] = value
 
@@ -362,10 +365,7 @@ class _Parser:
         op = cls(operands, types, attrs, blocks, self.loc())
         for (name, at), value in zip(names, op.results, strict=True):
             value.hint = "" if name.isdigit() else name
-            if name in self.scope:
-                self.at = at
-                self.fail(f"%{name} is defined twice")
-            self.scope[name] = value
+            self.bind(name, value, at)
         return op
 
     def operands(self, cls: type[Op]) -> tuple[list[Value], dict[str, Any]]:

@@ -116,8 +116,8 @@ def _mod(a: Array, b: Array, d: DType) -> Array:
 
 def _quot(a: Array, b: Array, d: DType) -> Array:
     # Flooring and truncating differ by one where the signs differ and something remains.
-    rounded_down = (_mod(a, b, d) != 0) & (b != 0) & ((a < 0) != (b < 0))
-    return np.add(_floordiv(a, b, d), rounded_down.astype(d.numpy))
+    rounded_down = np.asarray((_mod(a, b, d) != 0) & (b != 0) & ((a < 0) != (b < 0)))
+    return np.asarray(np.add(_floordiv(a, b, d), rounded_down.astype(d.numpy)))
 
 
 def _rem(a: Array, b: Array, d: DType) -> Array:
@@ -246,7 +246,7 @@ def fold(fn: Fold, x: Array, axis: int, d: DType) -> Array:
         return _narrow(_FOLD[fn](x.astype(np.float64), axis=axis), d)
     if fn in (Fold.ADD, Fold.MUL):
         return np.asarray(_FOLD[fn](x, axis=axis, dtype=x.dtype))
-    return _FOLD[fn](widen(x), axis=axis).astype(d.numpy)
+    return np.asarray(_FOLD[fn](widen(x), axis=axis)).astype(d.numpy)
 
 
 # ---------------------------------------------------------------- conversion

@@ -14,15 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 from peertile.dtypes import u64
-from peertile.errors import InternalError
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Op, Value
 from peertile.ir.ops import Binary, CheckKind, Compare
-from peertile.ir.types import INDEX, Access, ObjectType, Space, SymmetricType, TileType, Type, ViewType
+from peertile.ir.types import INDEX, Access, ObjectType, Space, SymmetricType, TileType, ViewType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
-from peertile.passes.rewrite import Scalars, replace_values
+from peertile.passes.rewrite import Scalars
 
-__all__ = ["WORD", "Emitter", "expand_signals"]
+__all__ = ["WORD", "Emitter", "expand_signals", "name_of"]
 
 WORD: Final = TileType(u64)
 LAUNCH_WORDS: Final = ViewType(u64, 1, Access.READ_WRITE, Space.DEVICE)
@@ -73,19 +72,18 @@ class Emitter(Scalars):
     def release(self, view: Value, value: Value, *index: Value) -> None:
         self.b.emit(ops.WordStore, (view, value, *index), order=Order.RELEASE, scope=Scope.SYSTEM)
 
-    def wait(self, view: Value, value: Value, *index: Value, what: str, scope: Scope = Scope.SYSTEM) -> Value:
-        return self.b.value(
+    def wait(self, view: Value, value: Value, *index: Value, what: str, scope: Scope = Scope.SYSTEM) -> None:
+        """Until the word has reached `value`, wrap-safe; what follows is ordered after it."""
+        self.b.value(
             ops.Wait, (view, value, *index), WORD, cmp=Cmp.AT_LEAST, order=Order.ACQUIRE, scope=scope, what=what
         )
 
     def check_inside(self, index: Value, limit: Value, message: str) -> None:
-        self.b.emit(
-            ops.Check, (self.inside(index, limit), index, limit), kind=CheckKind.BOUNDS, message=message
-        )
+        self.b.emit(ops.Check, (self.inside(index, limit), index, limit), kind=CheckKind.BOUNDS, message=message)
 
     def check_slot(self, slot: Value, words: Value, name: str) -> None:
         """Slots are checked, but for the program index itself: the launcher compares it with the rows."""
-        if isinstance(slot.op, ops.ProgramId) and self.kernel.grid_rank == 1:
+        if type(slot.op) is ops.ProgramId and self.kernel.grid_rank == 1:
             return
         rows = self.b.value(ops.Extent, (words,), INDEX, axis=0)
         self.check_inside(slot, rows, f"slot of {name} is out of bounds")
@@ -110,14 +108,14 @@ def _expand_block(kernel: Kernel, block: Block) -> None:
             block.ops.remove(op)
 
 
-def _name(value: Value) -> str:
+def name_of(value: Value) -> str:
     return value.hint or str(value.type)
 
 
 def _to_peers(e: Emitter, op: Op, words: Value, body: Callable[[Value], None]) -> None:
     """body(rank) for the rank that `op` names (operand 2), checked, or for every peer."""
     if len(op.operands) > 2:
-        e.check_rank(op.operands[2], words, _name(op.operands[0]))
+        e.check_rank(op.operands[2], words, name_of(op.operands[0]))
         body(op.operands[2])
     else:
         e.peers(words, body)
@@ -126,7 +124,7 @@ def _to_peers(e: Emitter, op: Op, words: Value, body: Callable[[Value], None]) -
 def _notify(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, sent = e.field(signal, "arrived"), e.field(signal, "sent")
-    e.check_slot(slot, sent, _name(signal))
+    e.check_slot(slot, sent, name_of(signal))
     me = e.rank(arrived)
 
     def to(rank: Value) -> None:
@@ -140,12 +138,12 @@ def _notify(e: Emitter, op: Op) -> None:
 def _wait_signal(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, seen = e.field(signal, "arrived"), e.field(signal, "seen")
-    e.check_slot(slot, seen, _name(signal))
+    e.check_slot(slot, seen, name_of(signal))
     mine = e.at(arrived, e.rank(arrived))
 
     def source(rank: Value) -> None:
         epoch = e.add(e.load(seen, slot, rank), 1)
-        e.wait(mine, epoch, slot, rank, what=_name(signal))
+        e.wait(mine, epoch, slot, rank, what=name_of(signal))
         e.store(seen, epoch, slot, rank)
 
     _to_peers(e, op, arrived, source)
@@ -154,9 +152,9 @@ def _wait_signal(e: Emitter, op: Op) -> None:
 def _counter_add(e: Emitter, op: Op) -> None:
     counter, slot, amount, rank = op.operands
     count = e.field(counter, "count")
-    e.check_rank(rank, count, _name(counter))
+    e.check_rank(rank, count, name_of(counter))
     there = e.at(count, rank)
-    e.check_slot(slot, there, _name(counter))
+    e.check_slot(slot, there, name_of(counter))
     e.b.value(
         ops.WordRmw, (there, e.bitcast(amount, WORD), slot, e.const(0)), WORD,
         rmw=Rmw.ADD, order=Order.RELEASE, scope=Scope.SYSTEM,
@@ -166,10 +164,10 @@ def _counter_add(e: Emitter, op: Op) -> None:
 def _counter_wait(e: Emitter, op: Op) -> None:
     counter, slot, n = op.operands
     count, base = e.field(counter, "count"), e.field(counter, "base")
-    e.check_slot(slot, base, _name(counter))
+    e.check_slot(slot, base, name_of(counter))
     zero = e.const(0)
     target = e.add(e.load(base, slot, zero), e.bitcast(n, WORD))
-    e.wait(e.at(count, e.rank(count)), target, slot, zero, what=_name(counter))
+    e.wait(e.at(count, e.rank(count)), target, slot, zero, what=name_of(counter))
     e.store(base, target, slot, zero)
 
 
@@ -193,12 +191,8 @@ def _meet(e: Emitter, barrier: Value, row: Value) -> None:
     epoch = e.add(e.load(passed, row, zero), 1)
     e.peers(arrived, lambda rank: e.release(e.at(arrived, rank), epoch, row, me))
     mine = e.at(arrived, me)
-    e.peers(arrived, lambda rank: _drop(e.wait(mine, epoch, row, rank, what=_name(barrier))))
+    e.peers(arrived, lambda rank: e.wait(mine, epoch, row, rank, what=name_of(barrier)))
     e.store(passed, epoch, row, zero)
-
-
-def _drop(value: Value) -> None:
-    pass
 
 
 def _sync_programs(e: Emitter, op: Op) -> None:

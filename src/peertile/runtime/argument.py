@@ -71,9 +71,7 @@ def facts_of(
     unit = tuple(s == 1 for s in strides)
     align = VECTOR_ALIGN if address % VECTOR_ALIGN == 0 else 0
     divisible = tuple(
-        DIVISOR
-        if n % DIVISOR == 0 and all(u or s % DIVISOR == 0 for u, s in zip(unit, strides, strict=True))
-        else 1
+        DIVISOR if n % DIVISOR == 0 and all(u or s % DIVISOR == 0 for u, s in zip(unit, strides, strict=True)) else 1
         for n in shape
     )
     return unit, align, divisible
@@ -90,15 +88,11 @@ def view_type(
     """The canonical type of a local view with these run-time facts."""
     unit, align, divisible = facts_of(address, shape, strides)
     return canonical(
-        ViewType(
-            dtype, len(shape), access, partition=partition, unit_stride=unit, align=align, divisible=divisible
-        )
+        ViewType(dtype, len(shape), access, partition=partition, unit_stride=unit, align=align, divisible=divisible)
     )
 
 
-def symmetric_type(
-    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], access: Access, align: int
-) -> Type:
+def symmetric_type(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], access: Access, align: int) -> Type:
     """The canonical type of a symmetric object; `align` must hold on every rank (heaps are page aligned)."""
     unit, _, divisible = facts_of(0, shape, strides)
     return canonical(SymmetricType(dtype, len(shape), access, unit_stride=unit, align=align, divisible=divisible))

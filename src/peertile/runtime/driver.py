@@ -218,7 +218,7 @@ class ShareHandle:
 class Ticket:
     """One enqueued operation: where it is in its stream (from 1) and what it is called in errors.
 
-    An operation that was captured instead of enqueued has `sequence` 0: it never runs as itself.
+    An operation that was captured instead of enqueued has `sequence` -1: it never runs as itself.
     """
 
     stream: StreamHandle
@@ -307,7 +307,11 @@ class DriverDevice(ABC):
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave, at once: nothing enqueued may still use it."""
+        """Give back what `allocate` gave, at once: nothing enqueued may still use it.
+
+        May be called from anywhere, as garbage collection does: also in a callback, and without effect after
+        `close` and in a forked child.
+        """
 
     @abstractmethod
     def memory_stats(self) -> MemoryStats: ...

@@ -30,7 +30,7 @@ FaultMaker = Callable[[FaultRecord], PeertileError]
 class ExecutionContext:
     """One execution of an op on one stream. `on_caller` lets launches run on the calling thread."""
 
-    __slots__ = ("fault_maker", "keep", "leases", "name", "on_caller", "stream", "tickets", "_done")
+    __slots__ = ("_done", "fault_maker", "keep", "leases", "name", "on_caller", "stream", "tickets")
 
     def __init__(self, name: str, stream: Stream, *, on_caller: bool) -> None:
         self.name = name

@@ -6,6 +6,7 @@ its leases, a lease holds its storage, so a storage with work in flight cannot b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,5 @@ class Storage:
 
     def __del__(self) -> None:
         # Module teardown may have taken the driver's parts away; the process is going anyway.
-        try:
+        with contextlib.suppress(AttributeError, TypeError):
             self._free()
-        except (AttributeError, TypeError):
-            pass

@@ -41,10 +41,13 @@ MANY_NODES = 48
 
 @dataclass(eq=False, slots=True)
 class KeepSink:
-    """Copies a tile to scratch."""
+    """Copies a tile to scratch. With `bind`, the node itself is read from there afterwards; without, the
+    scratch is a place of its own (a carried value's) and the node stays virtual."""
 
     node: Node
-    to: BufferNode
+    to: BufferNode | None
+    bind: bool
+    result: BufferNode | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -384,6 +387,7 @@ class _Nest:
         for sink, batch in zip(self.group.sinks, values, strict=True):
             for p, value in zip(positions, batch, strict=True):
                 if isinstance(sink, KeepSink):
+                    assert sink.to is not None
                     evaluator.store_scratch(sink.to, p, value, self.lanes)
                 elif isinstance(sink, StoreSink):
                     evaluator.store_tile(self.tiles[id(sink)], p, value, self.lanes)

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
-__all__ = ["compile_text", "host_cpu", "host_features", "llvmlite_version", "load_object"]
+from peertile.backends.cpu.target import CpuTarget
+
+__all__ = ["compile_for", "compile_text", "host_cpu", "host_features", "llvmlite_version", "load_object", "stages"]
 
 _lock: Final = threading.Lock()  # guards first use; llvmlite itself serialises every LLVM call
 _names: Final = itertools.count()
@@ -63,6 +65,58 @@ def compile_text(text: str, *, cpu: str | None = None, level: int = 1) -> bytes:
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
     builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))
+
+
+def _machine(target: CpuTarget) -> Any:
+    llvm = _llvm()
+    if target.arch != _state.get("arch", target.arch):
+        with _lock:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+    found = llvm.Target.from_triple(target.triple)
+    host = target.cpu == "host"
+    return found.create_target_machine(
+        cpu=host_cpu() if host else target.cpu,
+        features=host_features() if host else "",
+        opt=2,
+        reloc="pic",
+        codemodel="default",
+    )
+
+
+def _optimised(text: str, target: CpuTarget) -> tuple[Any, Any]:
+    """Module and target machine. Vectors are explicit in our text and loops are unrolled where it pays, so the
+    vectorisers and the unroller only cost time."""
+    llvm = _llvm()
+    machine = _machine(target)
+    module = llvm.parse_assembly(text)
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module, machine
+
+
+PASSES: Final = "O1, no unrolling, cg 2"
+"""What decides about the code beside text and target; part of the cache key."""
+
+
+def compile_for(text: str, target: CpuTarget) -> bytes:
+    """Object code of a kernel's module for `target`."""
+    module, machine = _optimised(text, target)
+    return bytes(machine.emit_object(module))
+
+
+def stages(text: str, target: CpuTarget) -> dict[str, str]:
+    """The optimised module and its assembly, for people."""
+    module, machine = _optimised(text, target)
+    return {"optimised": str(module), "asm": str(machine.emit_assembly(module))}
 
 
 def load_object(payload: bytes, symbols: Iterable[str]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 Every routine is correct for ±0, ±inf, NaN, denormal operands and results (but for targets that flush them), and is
 the same function at every width. It never imports llvmlite, never allocates, never touches memory its caller
-can see. Intrinsics need no `declare` lines: LLVM declares them by itself, so neither this module nor its users emit any.
+can see. Intrinsics need no `declare` lines: LLVM declares them by itself.
 
 Largest errors against a reference of higher precision, in ULP of the result, over the whole domain (tests print them):
 
@@ -10,8 +10,9 @@ Largest errors against a reference of higher precision, in ULP of the result, ov
     f32     1.1  1.1  1.1  1.3  1.0  1.0  2.2  1.6  1.4  1.5  1.5  2.4     1.5   0.6  2.2
     f64     1.1  1.2  1.1  1.3  1.0  1.0  2.2  1.6  1.5  1.4  1.6  2.4     1.5   1.1  2.0
 
-Without a fused multiply-add in the target the bound is about one ULP more. sin, cos and tan keep theirs for every finite
-operand: beyond the range of the three-part reduction, lanes go one by one through a product with 1200 bits of 2/π.
+Without a fused multiply-add in the target the bound is about one ULP more. sin, cos and tan keep theirs for
+every finite operand: beyond the range of the reduction by parts of π/2, lanes go one by one through a product with
+1200 bits of 2/π.
 
 How the coefficients were made: weighted Remez exchange in 200-bit arithmetic, the weight being that of the
 relative error of the whole function, then coefficients rounded one at a time from the lowest with a refit of
@@ -55,7 +56,7 @@ def require(fn: Unary | Binary, dtype_name: str, width: int, features: frozenset
 
     The width is a power of two from 1 to 64: beyond a native vector LLVM splits every op into several, which is
     unrolling breadth-first. `features` are LLVM feature names ("fma", "avx512f", ...). f16 and bf16 are for
-    the caller to widen. Covered: every Unary but NOT, and Binary POW, ATAN2, MIN, MAX; anything else is an InternalError.
+    the caller to widen. Covered: every Unary but NOT, and Binary POW, ATAN2, MIN, MAX; else InternalError.
     """
     if dtype_name not in _SPECS:
         raise InternalError(f"mathlib: dtype: expected f32 or f64, got {dtype_name!r}")
@@ -236,6 +237,10 @@ class _Spec:
     erfc: tuple[float, ...]
     erf_split: float
     erf_end: float
+
+    @property
+    def bits(self) -> int:
+        return 32 if self.integer == "i32" else 64
 
 
 _hex: Final = float.fromhex
@@ -652,7 +657,7 @@ def _erf(c: _Code, x: _Val) -> _Val:
 
 
 def _quarter_turns(c: _Code, x: _Val) -> tuple[_Val, _Val]:
-    """x as r + q · π/2, |r| <= π/4 or a little more; of q (integer) the two low bits count."""
+    """x >= 0 as r + q · π/2, |r| <= π/4 or a little more; of q (integer) the two low bits count."""
     n, q = c.round_magic(x, 2.0 / _PI)
     r = x
     for part in c.spec.half_pi if c.fused else c.spec.half_pi_short:
@@ -660,11 +665,11 @@ def _quarter_turns(c: _Code, x: _Val) -> tuple[_Val, _Val]:
     far = _far_reduction(c.spec.name, c.width, c.features)
     c.dependencies.append(far)
     t, i, b = c.type(x.element), c.type(q.element), c.type("i1")
-    big = c.compare("ogt", c.abs(x), c.spec.near)
+    big = c.compare("ogt", x, c.spec.near)
     any_big = big
     if c.width > 1:
         any_big = c.emit(f"call i1 @llvm.vector.reduce.or.v{c.width}i1({b} {big.ref})", "i1")
-    c.raw(f"  br i1 {any_big.ref}, label %far, label %near, !prof !{{!\"branch_weights\", i32 1, i32 2000}}")
+    c.raw(f'  br i1 {any_big.ref}, label %far, label %near, !prof !{{!"branch_weights", i32 1, i32 2000}}')
     c.raw("far:")
     both = c.emit(f"call {{ {t}, {i} }} @{far.name}({t} {x.ref}, {t} {r.ref}, {i} {q.ref})", x.element)
     r_far = c.emit(f"extractvalue {{ {t}, {i} }} {both.ref}, 0", x.element)
@@ -687,24 +692,26 @@ def _sin_cos(c: _Code, r: _Val) -> tuple[_Val, _Val]:
 
 
 def _sin(c: _Code, x: _Val) -> _Val:
-    r, q = _quarter_turns(c, x)
+    # The sign is taken off and put back, not left to the arithmetic, which would lose that of -0.
+    r, q = _quarter_turns(c, c.abs(x))
     sin, cos = _sin_cos(c, r)
     value = c.bits(c.where(c.compare("eq", q & 1, 0), sin, cos))
-    return c.unbits(value ^ ((q & 2) << (c.spec.bias.bit_length() + c.spec.mantissa - 0)))
+    return c.unbits(value ^ ((q & 2) << (c.spec.bits - 2)) ^ (c.bits(x) & _sign_bit(c.spec)))
 
 
 def _cos(c: _Code, x: _Val) -> _Val:
-    r, q = _quarter_turns(c, x)
+    r, q = _quarter_turns(c, c.abs(x))
     sin, cos = _sin_cos(c, r)
     value = c.bits(c.where(c.compare("eq", q & 1, 0), cos, sin))
-    return c.unbits(value ^ (((q + 1) & 2) << (c.spec.bias.bit_length() + c.spec.mantissa)))
+    return c.unbits(value ^ (((q + 1) & 2) << (c.spec.bits - 2)))
 
 
 def _tan(c: _Code, x: _Val) -> _Val:
-    r, q = _quarter_turns(c, x)
+    r, q = _quarter_turns(c, c.abs(x))
     sin, cos = _sin_cos(c, r)
     even = c.compare("eq", q & 1, 0)
-    return c.where(even, sin, -cos) / c.where(even, cos, sin)
+    value = c.where(even, sin, -cos) / c.where(even, cos, sin)
+    return c.unbits(c.bits(value) ^ (c.bits(x) & _sign_bit(c.spec)))
 
 
 @cache
@@ -788,16 +795,16 @@ def _double(value: float) -> str:
 
 @cache
 def _far_reduction(dtype: str, width: int, features: frozenset[str]) -> Routine:
-    """(x, r, q) -> (r, q) with the lanes of |x| > near reduced again; infinite lanes become NaN."""
+    """(x, r, q) -> (r, q) with the lanes of x > near reduced again; infinite lanes become NaN."""
     spec = _SPECS[dtype]
     scalar = _far_scalar()
     name = f"pt.far.{dtype}x{width}"
     c = _Code(spec, width, features)
     t, i = c.type(spec.element), c.type(spec.integer)
     e, n = spec.element, spec.integer
-    widen = "%wide = fpext float %size to double" if e == "float" else "%wide = fadd double %size, -0.0"
+    widen = "%wide = fpext float %xk to double" if e == "float" else "%wide = fadd double %xk, -0.0"
     narrow = "%rr = fptrunc double %r1 to float" if e == "float" else "%rr = fadd double %r1, -0.0"
-    cut = "%qq = trunc i64 %q1 to i32" if n == "i32" else "%qq = add i64 %q1, 0"
+    cut = "%qq = trunc i64 %q0 to i32" if n == "i32" else "%qq = add i64 %q0, 0"
     # Arrays in the frame instead of extractelement with a variable index: the same code, and it is valid for width 1.
     text = f"""\
 define internal {{ {t}, {i} }} @{name}({t} %x, {t} %r, {i} %q) noinline nounwind willreturn {{
@@ -813,21 +820,15 @@ lane:
   %k = phi i64 [ 0, %entry ], [ %k1, %next ]
   %xp = getelementptr inbounds {e}, ptr %xs, i64 %k
   %xk = load {e}, ptr %xp, align 4
-  %size = call {e} @llvm.fabs.{spec.name}({e} %xk)
-  %big = fcmp ogt {e} %size, {_double(spec.near)}
+  %big = fcmp ogt {e} %xk, {_double(spec.near)}
   br i1 %big, label %reduce, label %next
 reduce:
-  %finite = fcmp one {e} %size, 0x7FF0000000000000
+  %finite = fcmp one {e} %xk, 0x7FF0000000000000
   {widen}
   %both = call {{ double, i64 }} @{scalar.name}(double %wide)
   %r0 = extractvalue {{ double, i64 }} %both, 0
   %q0 = extractvalue {{ double, i64 }} %both, 1
-  %positive = fcmp ogt {e} %xk, 0.0
-  %rn = fneg double %r0
-  %qn = sub i64 0, %q0
-  %r1s = select i1 %positive, double %r0, double %rn
-  %r1 = select i1 %finite, double %r1s, double 0x7FF8000000000000
-  %q1 = select i1 %positive, i64 %q0, i64 %qn
+  %r1 = select i1 %finite, double %r0, double 0x7FF8000000000000
   {narrow}
   {cut}
   %rp = getelementptr inbounds {e}, ptr %rs, i64 %k
@@ -891,7 +892,7 @@ def _atan2(c: _Code, y: _Val, x: _Val) -> _Val:
 
 
 def _sign_bit(spec: _Spec) -> int:
-    return -(1 << (31 if spec is _F32 else 63))
+    return -(1 << (spec.bits - 1))
 
 
 def _pow(c: _Code, x: _Val, y: _Val) -> _Val:
@@ -933,6 +934,7 @@ def _pow_f64(c: _Code, ax: _Val, y: _Val) -> _Val:
     s = f / den
     p, p_low = c.two_product(s, den)
     s_pair = c.two_sum(s, ((f - p) - p_low - s * den_low) / den)
+    s = s_pair[0]
     w, w_low = c.two_product(s, s)
     w_pair = (w, c.fma(s + s, s_pair[1], w_low))
     tail = c.poly(w, _POW_ATANH) * w

@@ -57,9 +57,10 @@ class Buffer:
 
 
 class Node:
-    """Base. `forward` is set once the node has been computed: read that instead."""
+    """Base. `forward` is set once the node has been computed: read that instead. `block` is the IR block
+    whose lowering made the node: only there may `forward` be set, since elsewhere it may not have run."""
 
-    __slots__ = ("cost", "depth", "dtype", "forward", "shape")
+    __slots__ = ("block", "cost", "depth", "dtype", "forward", "shape")
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], cost: int = 0, depth: int = 0) -> None:
         self.dtype = dtype
@@ -67,6 +68,7 @@ class Node:
         self.cost = cost
         self.depth = depth
         self.forward: Node | None = None
+        self.block: object = None
 
     @property
     def children(self) -> tuple[Node, ...]:

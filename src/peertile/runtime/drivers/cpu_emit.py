@@ -176,6 +176,12 @@ class Function:
         var.set(initial)
         return var
 
+    def buffer(self, words: int) -> Value:
+        """Address of memory on the stack."""
+        slot = "%" + self._new("b")
+        self.allocas.append(f"  {slot} = alloca [{words} x i64]")
+        return Value(self, "ptr", slot)
+
     # memory: `word` counts 8-byte words from `base` ----------------------------------------------------------
 
     def at(self, base: Value | Var, word: Value | Var | int) -> Value:
@@ -322,9 +328,11 @@ class Module:
         self.signatures[name] = (result, params)
         self._declared.append(f"declare {result} @{name}({', '.join(params)})")
 
-    def define(self, name: str, result: str, *, exported: bool = False, **params: str) -> Function:
-        f = Function(self, name, result, params, "" if exported else "internal")
-        self.signatures[name] = (result, tuple(params.values()))
+    def define(self, name: str, result: str, params: str = "", *, exported: bool = False) -> Function:
+        """Begin a function; `params` is like "ptr job, i64 i"."""
+        pairs = [p.split() for p in params.split(",") if p]
+        f = Function(self, name, result, {n: t for t, n in pairs}, "" if exported else "internal")
+        self.signatures[name] = (result, tuple(t for t, _ in pairs))
         self._functions.append(f)
         return f
 

@@ -132,6 +132,8 @@ class Exec(IntEnum):
     IDLE_SINCE = 5
     BUDGET = 6  # polls until the clock is read again
     NOW = 7
+    BUSY = 8  # ns spent in programs of the waiting job at hand
+    TAKEN = 9  # how many of its programs were started here
 
 
 class S(IntEnum):
@@ -150,8 +152,8 @@ class S(IntEnum):
     NODE = 20  # progress within a graph
     JOB = 21  # job slot of a launch that has helpers
     ARENA = 22  # frames for launches of the current top-level operation
-    TAKEN = 23  # programs the caller ran itself, to measure their cost
-    BEGAN = 24
+    TAKEN = 23  # programs of a plain launch that the caller ran itself, to measure their cost
+    BEGAN = 24  # clock at the start of a launch or a wait
     FAILED = 25  # sequence number of the operation that failed; 0 for a stream in order
     SKIP_UNTIL = 26  # after a fault was taken: operations up to this one are skipped
     HISTORY_NEXT = 27
@@ -216,7 +218,7 @@ COMMAND_WORDS: Final = 64
 
 DEVICE_BYTES: Final = (Dev.JOB0 + 32 * JOBS) * 8
 STREAM_BYTES: Final = (S.HISTORY + 2 * HISTORY) * 8
-EXECUTOR_BYTES: Final = CACHE_LINE + MAX_RESIDENT * 8
+EXECUTOR_BYTES: Final = 2 * CACHE_LINE + MAX_RESIDENT * 8
 
 
 class Result(IntEnum):

@@ -1,0 +1,135 @@
+"""`peertile bench NAME …`: measured figures with a peer or a limit in the same run. Asserts no time."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from peertile.cli import bench_kernels
+from peertile.creation import asarray, empty
+from peertile.testing.measure import Figure, interleaved, machine
+
+__all__ = ["BENCHMARKS", "bench"]
+
+
+def _child(code: str, **env: str) -> float:
+    """The number that a fresh interpreter prints for `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+_IMPORT = """
+import time; t0 = time.perf_counter()
+import numpy; t1 = time.perf_counter()
+import peertile; print((time.perf_counter() - t1) * 1e3)
+"""
+
+_COMPILE = """
+import time, numpy as np
+import peertile as pt
+from peertile.cli.bench_kernels import vector_add
+x = pt.asarray(np.ones(256, np.float32))
+z = pt.empty((256,), pt.f32)
+op = vector_add(z.partition(256), x, x)
+start = time.perf_counter(); op.compiled(); print((time.perf_counter() - start) * 1e3)
+"""
+
+
+def bench_import() -> list[Figure]:
+    """Milliseconds of `import peertile` over `import numpy`, in a fresh interpreter."""
+    times = [_child(_IMPORT) for _ in range(11)]
+    return [Figure("import peertile over import numpy", statistics.median(times), "ms", limit=40.0)]
+
+
+def bench_compile() -> list[Figure]:
+    """Milliseconds to compile vector_add in a fresh process with an open device: cold, and from the disk cache."""
+    with tempfile.TemporaryDirectory(prefix="peertile-bench-") as folder:
+        _child(_COMPILE, PEERTILE_CACHE_DIR=folder)  # the native runtime is in the cache from here on
+        warm = [_child(_COMPILE, PEERTILE_CACHE_DIR=folder) for _ in range(7)]
+        cold = [_child(_COMPILE, PEERTILE_CACHE_DIR=folder, PEERTILE_CACHE_MAX_MB="0") for _ in range(7)]
+    return [
+        Figure("compile of vector_add, cold", statistics.median(cold), "ms", limit=150.0),
+        Figure("compile of vector_add, from the disk cache", statistics.median(warm), "ms", limit=10.0),
+    ]
+
+
+def bench_launch() -> list[Figure]:
+    """Microseconds of a small kernel, lazily built and synchronised, beside numpy's add of the same size."""
+    a = np.ones(256, np.float32)
+    x, z, out = asarray(a), empty((256,), bench_kernels.F32), np.empty_like(a)
+    calls: dict[str, Callable[[], object]] = {
+        "peertile": lambda: bench_kernels.vector_add(z.partition(256), x, x).sync(),
+        "numpy": lambda: np.add(a, a, out=out),
+    }
+    median = interleaved(calls, repeats=5000, warmup=200)
+    return [
+        Figure(
+            "launch: 256 elements, built and synchronised",
+            median["peertile"] * 1e6,
+            "µs",
+            limit=15.0,
+            peer="numpy.add, out=",
+            peer_value=median["numpy"] * 1e6,
+        )
+    ]
+
+
+BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+    "import": bench_import,
+    "compile": bench_compile,
+    "launch": bench_launch,
+}
+
+
+def record(figures: list[Figure], command: str) -> dict[str, Any]:
+    """Figures with what is needed to compare them later."""
+    packages = {name: version(name) for name in ("peertile", "numpy", "llvmlite")}
+    return {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": packages,
+        "figures": [figure.as_dict() for figure in figures],
+    }
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(BENCHMARKS)}; all by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a record as JSON.")] = False,
+) -> None:
+    """Measure, with a peer or a limit in the same run."""
+    chosen = names or list(BENCHMARKS)
+    for name in chosen:
+        if name not in BENCHMARKS:
+            raise typer.BadParameter(f"expected one of {', '.join(BENCHMARKS)}, got {name!r}")
+    console = Console(stderr=True)
+    figures = [f for name in track(chosen, "measuring", console=console) for f in BENCHMARKS[name]()]
+    if as_json:
+        print(json.dumps(record(figures, f"peertile bench {' '.join(chosen)} --json"), indent=2))
+        return
+    table = Table("figure", "median", "limit", "peer", "ratio")
+    for f in figures:
+        table.add_row(
+            f.name,
+            f"{f.value:.4g} {f.unit}",
+            "" if f.limit is None else f"{f.limit:g} {f.unit}",
+            "" if f.peer is None else f"{f.peer}: {f.peer_value:.4g} {f.unit}",
+            "" if f.ratio is None else f"{f.ratio:.2f}",
+        )
+    Console().print(table)

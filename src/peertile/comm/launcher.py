@@ -1,0 +1,376 @@
+"""Programs of ranks: `init` joins a group, `run` and `spawn` start ranks, `program` marks a main function.
+
+Three ways to become a rank: a launcher set this process's variables; `run` executes this program again
+as several processes; threads of this process. Sockets and supervision are elsewhere: rendezvous.py,
+supervisor.py. The one piece of state is `_this_process`: a process joins at most one job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import functools
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from peertile.comm.coordinator import Dying
+from peertile.comm.environment import read_placement, started_by_launcher
+from peertile.comm.group import Group, RankModel, describe
+from peertile.comm.lifeline import FunctionTask, Lifeline, Raised, Report, Returned
+from peertile.comm.rendezvous import Link, LocalHub, LocalLink, SocketLink, connect, serve
+from peertile.comm.supervisor import launch
+from peertile.config import config
+from peertile.errors import ArgumentError, LaunchError, PeerFailed, UsageError, WaitTimeout
+from peertile.runtime.device import Device
+from peertile.runtime.registry import open_device, use_device
+
+__all__ = ["Program", "current_group", "init", "lifeline", "program", "report_failure", "run", "spawn"]
+
+_THREAD_GRACE_S = 5.0
+_ORPHAN_GRACE_S = 2.0
+
+
+class _ThisProcess:
+    """What belongs to the process as a whole: its world group and its launcher."""
+
+    def __init__(self) -> None:
+        self.group: Group | None = None
+        self.link: Link | None = None
+        self.lifeline: Lifeline | None = None
+        self.hooked = False
+
+
+_this_process = _ThisProcess()
+# The group of a rank that is a thread; threads that a rank starts itself use `_this_process` or get the group passed.
+_thread_group: contextvars.ContextVar[Group | None] = contextvars.ContextVar("peertile_group", default=None)
+
+
+def current_group() -> Group | None:
+    """The group that this rank has joined, if it has."""
+    return _thread_group.get() or _this_process.group
+
+
+def init(
+    ranks: int | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    local_ranks: int | None = None,
+    port: int | None = None,
+    device: Device | None = None,
+) -> Group:
+    """Joins the group of the launcher that started this process; without a launcher, a group of one.
+
+    Arguments that are given must agree with the launcher's variables. Waits, bounded, until every rank has joined.
+    `device` becomes the calling thread's device (default: the first cpu). A second call returns the same group.
+
+    >>> import peertile as pt
+    >>> group = pt.init()
+    >>> (group.rank, group.size)
+    (0, 1)
+    """
+    group = current_group()
+    if group is not None and not group.closed:
+        group.check()
+        for name, given, there in (("ranks", ranks, group.size), ("rank", rank, group.rank)):
+            if given is not None and given != there:
+                raise ArgumentError(
+                    f"init({name}={given}): this process has joined a group already, with {name}={there}"
+                )
+        if device is not None:
+            use_device(device)
+        return group
+    place = read_placement(
+        os.environ, ranks=ranks, rank=rank, local_rank=local_rank, local_ranks=local_ranks, port=port
+    )
+    _hook()
+    if place.size == 1:
+        link: Link = LocalLink(LocalHub(1), 0)
+    else:
+        bound = config().wait_timeout_s
+        server = serve(place.port, place.job, place.size, bound) if place.rank == 0 else None
+        socket_link = connect(place.port, place.job, place.rank, place.size, bound)
+        socket_link.server = server
+        link = socket_link
+    group = Group(
+        *(link, 0, tuple(range(place.size)), place.rank),
+        model=RankModel.PROCESSES,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+    )
+    _this_process.group, _this_process.link = group, link
+    if device is not None:
+        use_device(device)
+    return group
+
+
+class Program:
+    """A main function of ranks, called with the group first. Made by `program`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, group: Group, *args: Any) -> Any:
+        return self.function(group, *args)
+
+
+def program(function: Callable[..., Any]) -> Program:
+    """Marks `function(group, *args)` as what each rank runs: `run`, `spawn` and `peertile check` take it."""
+    return Program(function)
+
+
+def run(
+    main: Callable[..., Any],
+    ranks: int | None = None,
+    *,
+    args: Sequence[Any] = (),
+    model: RankModel = RankModel.PROCESSES,
+    port: int | None = None,
+) -> Any:
+    """Runs `main(group, *args)` on every rank and returns its result on this one.
+
+    Started by a launcher, this process is one rank. Otherwise it starts `ranks` (default 1): as processes, which
+    execute this program again from its beginning, and then this process only waits for them, returns None, or
+    exits with their status; or as threads, and then the result is rank 0's.
+    """
+    if started_by_launcher(os.environ):
+        return _run_here(main, args, ranks, port)
+    count = 1 if ranks is None else ranks
+    if count < 1:
+        raise ArgumentError(f"run(ranks={count}): expected at least 1, got {count}")
+    if count == 1:
+        return _run_here(main, args, None, port)
+    if model is RankModel.THREADS:
+        return _run_threads(main, count, args)[0]
+    report = launch(_own_command(count), count, port=port)
+    if report.status != 0:
+        print(report.summary(), file=sys.stderr, flush=True)
+        raise SystemExit(report.status)
+    return None
+
+
+def spawn(
+    function: Callable[..., Any],
+    ranks: int,
+    args: Sequence[Any] = (),
+    *,
+    model: RankModel = RankModel.PROCESSES,
+    timeout_s: float | None = None,
+) -> list[Any]:
+    """Runs `function(group, *args)` on `ranks` new ranks and returns their results in rank order.
+
+    This process is none of them. Processes need a function at the top level of a module, and arguments and results
+    that can be pickled. If a rank fails: PeerFailed naming the first, from its own exception where that is known.
+    """
+    if ranks < 1:
+        raise ArgumentError(f"spawn(ranks={ranks}): expected at least 1, got {ranks}")
+    if model is RankModel.THREADS:
+        return _run_threads(function, ranks, args)
+    results: list[Any] = [None] * ranks
+    raised: dict[int, Raised] = {}
+
+    def take(rank: int, message: Returned | Raised) -> None:
+        if isinstance(message, Returned):
+            results[rank] = message.value
+        else:
+            raised[rank] = message
+
+    command = [sys.executable, *_flags(), "-c", "from peertile.comm.child import main; main()"]
+    report = launch(command, ranks, task=_task(function, args), timeout_s=timeout_s, on_message=take)
+    if report.timed_out:
+        raise WaitTimeout(
+            f"spawn({function.__qualname__}): expected its ranks to end within {timeout_s} s; they did not"
+        )
+    if report.status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    failure = report.first_failure
+    if failure is not None:
+        raise PeerFailed(failure.rank, failure.cause) from _original(raised.get(failure.rank))
+    return [pickle.loads(result) for result in results]
+
+
+def lifeline() -> Lifeline | None:
+    """This rank's connection to its launcher, if that is one of ours. Its end ends this process."""
+    if _this_process.lifeline is None:
+        _this_process.lifeline = Lifeline.inherited(os.environ)
+    return _this_process.lifeline
+
+
+def report_failure(error: BaseException) -> None:
+    """Tells the group and the launcher that this rank ends with `error`. Never waits."""
+    cause = describe(error)
+    group = current_group()
+    if group is not None:
+        group.dying(cause)
+    if _this_process.lifeline is not None:
+        _this_process.lifeline.send(Report(cause, error.rank if isinstance(error, PeerFailed) else None))
+
+
+def _run_here(main: Callable[..., Any], args: Sequence[Any], ranks: int | None, port: int | None) -> Any:
+    group = init(ranks=ranks, port=port)
+    try:
+        return main(group, *args)
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            report_failure(error)
+        raise
+
+
+def _run_threads(main: Callable[..., Any], ranks: int, args: Sequence[Any]) -> list[Any]:
+    """All ranks as threads of this process."""
+    hub = LocalHub(ranks)
+    results: list[Any] = [None] * ranks
+    failures: list[tuple[int, BaseException]] = []
+
+    def rank_thread(rank: int) -> None:
+        group = Group(LocalLink(hub, rank), 0, tuple(range(ranks)), rank, model=RankModel.THREADS)
+        _thread_group.set(group)  # a thread has a context of its own
+        device = open_device()  # and each rank a device
+        use_device(device)
+        try:
+            results[rank] = main(group, *args)
+        except BaseException as error:
+            failures.append((rank, error))
+            group.dying(describe(error))
+        finally:
+            group.close()
+            use_device(None)
+            with contextlib.suppress(LaunchError):  # operations that a failure left pending end by the abort word
+                device.close()
+
+    # Daemons: a rank that is deep in other code when Ctrl-C comes cannot keep the process alive.
+    threads = [
+        threading.Thread(target=rank_thread, args=(rank,), name=f"peertile-rank-{rank}", daemon=True)
+        for rank in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        for rank in range(ranks):
+            hub.tell(rank, Dying(describe(error)))
+        for thread in threads:
+            thread.join(_THREAD_GRACE_S / ranks)
+        raise
+    if failures:
+        blamed = [(rank, error) for rank, error in failures if not isinstance(error, PeerFailed) or error.rank == rank]
+        rank, first = (blamed or failures)[0]
+        raise PeerFailed(rank, describe(first)) from first
+    return results
+
+
+def _own_command(ranks: int) -> list[str]:
+    """What started this process, to start it again."""
+    arguments = sys.orig_argv[1:]
+    main = sys.modules.get("__main__")
+    if not arguments or sys.flags.interactive or not (hasattr(main, "__file__") or "-c" in arguments):
+        raise UsageError(
+            f"run(ranks={ranks}): expected a program in a file, which each rank executes again, got an interactive "
+            f"session; pass model=RankModel.THREADS, or save the program and start it with peertile run"
+        )
+    return [sys.executable, *arguments]
+
+
+def _flags() -> list[str]:
+    """Interpreter options that a spawned rank shares with this process."""
+    options = [option for warning in sys.warnoptions for option in ("-W", warning)]
+    return options + [option for name, value in sys._xoptions.items() for option in ("-X", _xoption(name, value))]
+
+
+def _xoption(name: str, value: str | bool) -> str:
+    return name if value is True else f"{name}={value}"
+
+
+def _task(function: Callable[..., Any], args: Sequence[Any]) -> FunctionTask:
+    plain = function.function if isinstance(function, Program) else function
+    module, name = getattr(plain, "__module__", None), getattr(plain, "__qualname__", None)
+    owner = sys.modules.get(module or "")
+    found: Any = owner
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    if found is None or (found is not function and found is not plain):
+        raise ArgumentError(
+            f"spawn(function): expected a function at the top level of a module, got {name or function!r}; "
+            f"move it there, or pass model=RankModel.THREADS"
+        )
+    try:
+        arguments = pickle.dumps(tuple(args))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"spawn({name}): args: expected values that can be pickled, got {args!r} ({error}); "
+            f"make them in the function, or pass model=RankModel.THREADS"
+        ) from None
+    sys.modules.setdefault("__peertile_main__", sys.modules["__main__"])  # what ranks call it, in pickled results
+    file = getattr(owner, "__file__", None)
+    return FunctionTask(
+        str(module), None if file is None else os.path.abspath(file), str(name), tuple(sys.path), arguments
+    )
+
+
+def _original(raised: Raised | None) -> BaseException | None:
+    """The exception of another process, with its traceback as a note."""
+    if raised is None:
+        return None
+    error: BaseException
+    try:
+        error = pickle.loads(raised.error) if raised.error is not None else RuntimeError("it cannot be pickled")
+    except Exception as problem:  # whatever its class does when it is rebuilt
+        error = RuntimeError(f"it cannot be unpickled: {describe(problem)}")
+    error.add_note(raised.traceback)
+    return error
+
+
+def _hook() -> None:
+    """Once in a process: what happens at an uncaught exception, at the end, at a fork, and without a launcher."""
+    if _this_process.hooked:
+        return
+    _this_process.hooked = True
+    previous = sys.excepthook
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        report_failure(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = uncaught
+    atexit.register(_leave)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+    line = lifeline()
+    if line is not None:
+        line.watch(_orphaned)
+
+
+def _leave() -> None:
+    if _this_process.group is not None:
+        _this_process.group.close()
+
+
+def _after_fork() -> None:
+    """A forked child is no rank: it keeps nothing open that would hide the end of its parent from the peers."""
+    if isinstance(_this_process.link, SocketLink):
+        _this_process.link.abandon()
+    if _this_process.lifeline is not None:
+        _this_process.lifeline.abandon()
+
+
+def _orphaned() -> None:
+    """The launcher is gone. The main thread gets a chance to clean up, then the process ends."""
+    main = threading.main_thread()
+    if not main.is_alive():
+        return  # this process is ending by itself
+    print("peertile: the launcher of this rank is gone, so the rank ends", file=sys.stderr, flush=True)
+    if _this_process.group is not None:
+        _this_process.group.dying("its launcher is gone")
+    if main.ident is not None:
+        signal.pthread_kill(main.ident, signal.SIGINT)
+    main.join(_ORPHAN_GRACE_S)
+    os._exit(1)

@@ -1,0 +1,430 @@
+"""Words on tiles: creation, elementwise functions, casts, shape, reductions, mma. No memory, no control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import peertile.language as T
+from peertile.dtypes import DType
+from peertile.frontend.convert import (
+    broadcast_shapes,
+    broadcast_to,
+    cast,
+    constant,
+    default_dtype,
+    dtype_arg,
+    flag_arg,
+    int_arg,
+    int_tuple_arg,
+    pair,
+    shape_arg,
+    tile_arg,
+    to_dtype,
+    unify,
+)
+from peertile.frontend.operators import compare_tiles, elementwise
+from peertile.frontend.registry import implements
+from peertile.frontend.scope import Build
+from peertile.frontend.values import NONE, Abstract, Known, Pointer, Tile, Tup, describe, is_number
+from peertile.ir import ops
+from peertile.ir.ops import Binary, Compare, Fold, Rounding, Unary
+from peertile.ir.types import MAX_TILE_RANK, TileType
+
+__all__ = ["enum_arg", "known_tuple", "typed"]
+
+
+def known_tuple(values: tuple[int, ...]) -> Tup:
+    """A tuple of compile-time ints."""
+    return Tup(tuple(map(Known, values)))
+
+
+def enum_arg(b: Build, value: Abstract, cls: type, role: str, example: str) -> Any:
+    """A member of an enum of the language."""
+    if isinstance(value, Known) and isinstance(value.value, cls):
+        return value.value
+    b.fail(f"{role}: expected {example}, got {describe(value)}")
+
+
+# ---------------------------------------------------------------- creation
+
+
+def typed(b: Build, dtype: DType, value: Abstract) -> Abstract:
+    """`T.f32(value)`: a typed constant, or a cast."""
+    if is_number(value):
+        assert isinstance(value, Known)
+        return Tile(constant(b, value.value, dtype))
+    if isinstance(value, Tile):
+        return Tile(cast(b, value.value, dtype))
+    b.fail(f"T.{dtype.name}(...): expected a number or a tile, got {describe(value)}")
+
+
+@implements(T.zeros)
+def _zeros(b: Build, shape: Abstract, dtype: Abstract) -> Abstract:
+    return _filled(b, "T.zeros", shape, dtype, 0)
+
+
+@implements(T.ones)
+def _ones(b: Build, shape: Abstract, dtype: Abstract) -> Abstract:
+    return _filled(b, "T.ones", shape, dtype, 1)
+
+
+def _filled(b: Build, role: str, shape: Abstract, dtype: Abstract, value: int) -> Tile:
+    d = dtype_arg(b, dtype, f"{role}: dtype")
+    return Tile(constant(b, bool(value) if d.is_bool else value, d, shape_arg(b, shape, f"{role}: shape")))
+
+
+@implements(T.full)
+def _full(b: Build, shape: Abstract, value: Abstract, dtype: Abstract) -> Abstract:
+    extents = shape_arg(b, shape, "T.full: shape")
+    d = None if dtype == NONE else dtype_arg(b, dtype, "T.full: dtype")
+    tile = tile_arg(b, value, "T.full: value", d)
+    if not tile.type.is_scalar:
+        b.fail(f"T.full: value: expected a scalar, got {tile.type}; use T.broadcast")
+    scalar = tile.value if d is None else to_dtype(b, tile, d, "T.full: value")
+    return Tile(broadcast_to(b, scalar, extents))
+
+
+@implements(T.iota)
+def _iota(b: Build, n: Abstract, dtype: Abstract) -> Abstract:
+    shape = shape_arg(b, n, "T.iota: n")
+    d = dtype_arg(b, dtype, "T.iota: dtype")
+    if len(shape) != 1:
+        b.fail(f"T.iota: n: expected one int, got {describe(n)}")
+    if not d.is_int:
+        b.fail(f"T.iota: dtype: expected an integer dtype, got {d.name}; convert with .astype(T.{d.name})")
+    if shape[0] - 1 > d.max:
+        b.fail(f"T.iota: {shape[0]} elements do not fit {d.name}, whose largest number is {d.max}")
+    return Tile(b.builder.value(ops.Iota, (), TileType(d, shape)))
+
+
+# ---------------------------------------------------------------- elementwise
+
+_FLOAT_WORDS: Final[dict[Unary, Any]] = {
+    Unary.EXP: T.exp, Unary.EXP2: T.exp2, Unary.LOG: T.log, Unary.LOG2: T.log2, Unary.SQRT: T.sqrt,
+    Unary.RSQRT: T.rsqrt, Unary.SIN: T.sin, Unary.COS: T.cos, Unary.TAN: T.tan, Unary.SINH: T.sinh,
+    Unary.COSH: T.cosh, Unary.TANH: T.tanh, Unary.ERF: T.erf, Unary.SIGMOID: T.sigmoid,
+    Unary.FLOOR: T.floor, Unary.CEIL: T.ceil, Unary.ROUND: T.round,
+}  # fmt: skip
+
+_BINARY_WORDS: Final[dict[Binary, tuple[Any, str]]] = {
+    Binary.MIN: (T.minimum, "T.minimum"),
+    Binary.MAX: (T.maximum, "T.maximum"),
+    Binary.POW: (T.pow, "T.pow"),
+    Binary.MOD: (T.mod, "T.mod"),
+    Binary.REM: (T.rem, "T.rem"),
+    Binary.QUOT: (T.quot, "T.quot"),
+    Binary.MULHI: (T.mulhi, "T.mulhi"),
+}
+
+
+def _float_tile(b: Build, role: str, value: Abstract) -> Tile:
+    """A float tile of more than 8 bits; a Python number counts as f32."""
+    if isinstance(value, Known) and is_number(value) and not isinstance(value.value, bool):
+        value = Known(float(value.value))
+    tile = tile_arg(b, value, role)
+    d = tile.type.dtype
+    if not d.is_float or d.bits == 8:
+        b.fail(f"{role}: expected f16, bf16, f32 or f64, got {tile.type}; convert with .astype(T.f32)")
+    return tile
+
+
+def _float_word(fn: Unary) -> Callable[[Build, Abstract], Abstract]:
+    def emit(b: Build, x: Abstract) -> Abstract:
+        tile = _float_tile(b, f"T.{fn.value}", x)
+        return Tile(b.builder.value(ops.UnaryOp, (tile.value,), tile.type, fn=fn))
+
+    return emit
+
+
+for _fn, _word in _FLOAT_WORDS.items():
+    implements(_word)(_float_word(_fn))
+
+
+def _implements_binary(word: Any, fn: Binary, role: str) -> None:
+    # The word's second parameter is called b, and so is the build in every implementation: bound by place.
+    @implements(word)
+    def emit(build: Build, a: Abstract, b: Abstract) -> Abstract:
+        return elementwise(build, fn, a, b, role)
+
+
+for _binary, (_word, _role) in _BINARY_WORDS.items():
+    _implements_binary(_word, _binary, _role)
+
+
+@implements(T.atan2)
+def _atan2(b: Build, y: Abstract, x: Abstract) -> Abstract:
+    return elementwise(b, Binary.ATAN2, y, x, "T.atan2")
+
+
+@implements(T.abs)
+def _abs(b: Build, x: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "T.abs")
+    if tile.type.dtype.is_bool:
+        b.fail("T.abs: expected numbers, got bool; convert with .astype(T.i32)")
+    return Tile(b.builder.value(ops.UnaryOp, (tile.value,), tile.type, fn=Unary.ABS))
+
+
+@implements(T.clamp)
+def _clamp(b: Build, x: Abstract, lo: Abstract, hi: Abstract) -> Abstract:
+    above = elementwise(b, Binary.MAX, x, lo, "T.clamp: x and lo")
+    return elementwise(b, Binary.MIN, above, hi, "T.clamp: x and hi")
+
+
+@implements(T.fma)
+def _fma(build: Build, a: Abstract, b: Abstract, c: Abstract) -> Abstract:
+    values = unify(build, (a, b, c), "T.fma")
+    t = values[0].type
+    assert isinstance(t, TileType)
+    if not t.dtype.is_float or t.dtype.bits == 8:
+        build.fail(f"T.fma: expected f16, bf16, f32 or f64, got {t.dtype.name}; write a * b + c for integers")
+    return Tile(build.builder.value(ops.Fma, values, t))
+
+
+@implements(T.at_least)
+def _at_least(build: Build, a: Abstract, b: Abstract) -> Abstract:
+    return compare_tiles(build, Compare.AT_LEAST, a, b, "T.at_least")
+
+
+@implements(T.cdiv)
+def _cdiv(build: Build, a: Abstract, b: Abstract) -> Abstract:
+    role = "T.cdiv"
+    if isinstance(a, Known) and isinstance(b, Known):
+        n, d = int_arg(build, a, f"{role}: a"), int_arg(build, b, f"{role}: b")
+        if d == 0:
+            build.fail(f"{role}: b: expected a divisor other than 0, got 0")
+        return Known(-(-n // d))
+    # ⌊a / b⌋, one more where there is a remainder: neither a + b - 1 nor -a, which may wrap.
+    quotient = elementwise(build, Binary.FLOORDIV, a, b, role)
+    remainder = elementwise(build, Binary.MOD, a, b, role)
+    more = compare_tiles(build, Compare.NE, remainder, Known(0), role)
+    return elementwise(build, Binary.ADD, quotient, Tile(cast(build, more.value, quotient.type.dtype)), role)
+
+
+@implements(T.where)
+def _where(build: Build, condition: Abstract, a: Abstract, b: Abstract) -> Abstract:
+    if isinstance(condition, Known) and isinstance(condition.value, bool):
+        condition = tile_arg(build, condition, "T.where: condition")
+    if not isinstance(condition, Tile) or not condition.type.dtype.is_bool:
+        build.fail(f"T.where: condition: expected bool, got {describe(condition)}; compare it, as in `x != 0`")
+    x, y = pair(build, a, b, "T.where")
+    assert isinstance(x.type, TileType)
+    shape = broadcast_shapes(build, condition.type.shape, x.type.shape, "T.where")
+    operands = [broadcast_to(build, v, shape) for v in (condition.value, x, y)]
+    return Tile(build.builder.value(ops.Select, operands, x.type.with_shape(shape)))
+
+
+# ---------------------------------------------------------------- casts and shape
+
+
+def _tile_self(b: Build, value: Abstract, role: str) -> Tile:
+    return tile_arg(b, value, role)
+
+
+@implements(T.Tile.astype)
+def _astype(b: Build, self: Abstract, dtype: Abstract, rounding: Abstract, saturate: Abstract) -> Abstract:
+    tile = _tile_self(b, self, "astype")
+    d = dtype_arg(b, dtype, "astype: dtype")
+    mode = enum_arg(b, rounding, Rounding, "astype: rounding", "a T.Rounding, such as T.Rounding.NEAREST")
+    return Tile(cast(b, tile.value, d, mode, flag_arg(b, saturate, "astype: saturate")))
+
+
+@implements(T.Tile.bitcast)
+def _bitcast_method(b: Build, self: Abstract, dtype: Abstract) -> Abstract:
+    return _bitcast(b, self, dtype)
+
+
+@implements(T.bitcast)
+def _bitcast(b: Build, x: Abstract, dtype: Abstract) -> Abstract:
+    tile = _tile_self(b, x, "bitcast")
+    d = dtype_arg(b, dtype, "bitcast: dtype")
+    if d.bits != tile.type.dtype.bits:
+        have = tile.type.dtype
+        b.fail(f"bitcast: expected a dtype of {have.bits} bits for {have.name}, got {d.name} of {d.bits} bits")
+    if d == tile.type.dtype:
+        return tile
+    return Tile(b.builder.value(ops.Bitcast, (tile.value,), tile.type.with_dtype(d)))
+
+
+@implements(T.Tile.shape)
+def _tile_shape(b: Build, self: Abstract) -> Abstract:
+    return known_tuple(_tile_self(b, self, "shape").type.shape)
+
+
+@implements(T.Tile.dtype)
+def _tile_dtype(b: Build, self: Abstract) -> Abstract:
+    if isinstance(self, Known):
+        return Known(default_dtype(self.value))
+    return Known(_tile_self(b, self, "dtype").type.dtype)
+
+
+@implements(T.Tile.ndim)
+def _tile_ndim(b: Build, self: Abstract) -> Abstract:
+    return Known(_tile_self(b, self, "ndim").type.rank)
+
+
+@implements(T.Tile.T)
+def _tile_transposed(b: Build, self: Abstract) -> Abstract:
+    return _transpose(b, self, Known(-2), Known(-1))
+
+
+@implements(T.Tile.reshape)
+def _reshape_method(b: Build, self: Abstract, *shape: Abstract) -> Abstract:
+    one = shape[0] if len(shape) == 1 else Tup(tuple(shape))
+    return _reshape(b, self, one)
+
+
+@implements(T.reshape)
+def _reshape(b: Build, x: Abstract, shape: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "reshape")
+    extents = shape_arg(b, shape, "reshape: shape")
+    to = tile.type.with_shape(extents)
+    if to.numel != tile.type.numel:
+        b.fail(f"reshape: expected a shape of {tile.type.numel} elements for {tile.type}, got {_tuple(extents)}")
+    return tile if to == tile.type else Tile(b.builder.value(ops.Reshape, (tile.value,), to))
+
+
+def _tuple(values: tuple[int, ...]) -> str:
+    return str(tuple(values))
+
+
+def _axis(b: Build, axis: int, rank: int, role: str) -> int:
+    if not -rank <= axis < rank:
+        allowed = f"{-rank} to {rank - 1}" if rank else "none for a scalar"
+        b.fail(f"{role}: expected an axis from {allowed}, got {axis}")
+    return axis % rank
+
+
+@implements(T.permute)
+def _permute(b: Build, x: Abstract, axes: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "T.permute")
+    rank = tile.type.rank
+    order = tuple(_axis(b, a, rank, "T.permute: axes") for a in int_tuple_arg(b, axes, "T.permute: axes"))
+    if sorted(order) != list(range(rank)):
+        b.fail(f"T.permute: axes: expected each of 0 to {rank - 1} once for {tile.type}, got {_tuple(order)}")
+    to = tile.type.with_shape(tuple(tile.type.shape[k] for k in order))
+    return Tile(b.builder.value(ops.Permute, (tile.value,), to, axes=order))
+
+
+@implements(T.transpose)
+def _transpose(b: Build, x: Abstract, axis0: Abstract, axis1: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "T.transpose")
+    rank = tile.type.rank
+    if rank < 2:
+        b.fail(f"T.transpose: expected a tile of at least 2 axes, got {tile.type}")
+    i = _axis(b, int_arg(b, axis0, "T.transpose: axis0"), rank, "T.transpose: axis0")
+    j = _axis(b, int_arg(b, axis1, "T.transpose: axis1"), rank, "T.transpose: axis1")
+    order = list(range(rank))
+    order[i], order[j] = j, i
+    return _permute(b, tile, known_tuple(tuple(order)))
+
+
+@implements(T.broadcast)
+def _broadcast(b: Build, x: Abstract, shape: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "T.broadcast")
+    extents = shape_arg(b, shape, "T.broadcast: shape")
+    if broadcast_shapes(b, tile.type.shape, extents, "T.broadcast") != extents:
+        b.fail(f"T.broadcast: {tile.type} has axes that the shape {_tuple(extents)} lacks; reduce or index them first")
+    return Tile(broadcast_to(b, tile.value, extents))
+
+
+@implements(T.expand_dims)
+def _expand_dims(b: Build, x: Abstract, axis: Abstract) -> Abstract:
+    tile = tile_arg(b, x, "T.expand_dims")
+    rank = tile.type.rank + 1
+    if rank > MAX_TILE_RANK:
+        b.fail(f"T.expand_dims: expected a tile of at most {MAX_TILE_RANK - 1} axes, got {tile.type}")
+    k = _axis(b, int_arg(b, axis, "T.expand_dims: axis"), rank, "T.expand_dims: axis")
+    shape = tile.type.shape
+    return Tile(b.builder.value(ops.Reshape, (tile.value,), tile.type.with_shape((*shape[:k], 1, *shape[k:]))))
+
+
+# ---------------------------------------------------------------- reductions and mma
+
+
+def _reduce(b: Build, role: str, fold: Fold, x: Abstract, axis: Abstract, keepdims: Abstract) -> Tile:
+    if not isinstance(x, Tile):
+        b.fail(f"{role}: expected a tile, got {describe(x)}")
+    t = x.type
+    if fold in (Fold.AND, Fold.OR):
+        if not t.dtype.is_bool:
+            b.fail(f"{role}: expected a bool tile, got {t}; compare it first, as in `x != 0`")
+    elif t.dtype.is_bool:
+        b.fail(f"{role}: expected numbers, got {t}; convert with .astype(T.i32), or use T.any or T.all")
+    elif t.dtype.is_float and t.dtype.bits == 8:
+        b.fail(f"{role}: {t.dtype.name} has no arithmetic; convert with .astype(T.f32)")
+    keep = flag_arg(b, keepdims, f"{role}: keepdims")
+    if axis == NONE:
+        axes = tuple(range(t.rank))
+    else:
+        axes = tuple(_axis(b, a, t.rank, f"{role}: axis") for a in int_tuple_arg(b, axis, f"{role}: axis"))
+    if len(set(axes)) != len(axes):
+        b.fail(f"{role}: axis: expected each axis once, got {_tuple(axes)}")
+    value = x.value
+    # From the last axis to the first, so that the numbers of the axes still to come stay right.
+    for a in sorted(axes, reverse=True):
+        have = value.type
+        assert isinstance(have, TileType)
+        to = have.with_shape(have.shape[:a] + have.shape[a + 1 :])
+        value = b.builder.value(ops.Reduce, (value,), to, fn=fold, axis=a)
+    if keep and axes:
+        shape = tuple(1 if k in axes else n for k, n in enumerate(t.shape))
+        value = b.builder.value(ops.Reshape, (value,), t.with_shape(shape))
+    return Tile(value)
+
+
+def _implements_reduction(word: Any, role: str, fold: Fold) -> None:
+    @implements(word)
+    def emit(b: Build, x: Abstract, axis: Abstract, keepdims: Abstract) -> Abstract:
+        return _reduce(b, role, fold, x, axis, keepdims)
+
+
+for _reduction, _name, _fold in (
+    (T.sum, "T.sum", Fold.ADD),
+    (T.prod, "T.prod", Fold.MUL),
+    (T.max, "T.max", Fold.MAX),
+    (T.min, "T.min", Fold.MIN),
+    (T.any, "T.any", Fold.OR),
+    (T.all, "T.all", Fold.AND),
+):
+    _implements_reduction(_reduction, _name, _fold)
+
+
+@implements(T.mma)
+def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract) -> Abstract:
+    for role, v in (("a", a), ("b", b)):
+        if not isinstance(v, Tile) or v.type.rank not in (2, 3):
+            build.fail(f"T.mma: {role}: expected a tile of 2 or 3 axes, got {describe(v)}")
+    assert isinstance(a, Tile) and isinstance(b, Tile)
+    x, y = a.type, b.type
+    if x.dtype != y.dtype:
+        build.fail(f"T.mma: expected a and b of one dtype, got {x} and {y}; convert one with .astype(...)")
+    if x.rank != y.rank or x.shape[:-2] != y.shape[:-2]:
+        build.fail(f"T.mma: expected equal batch axes, got {x} and {y}")
+    if x.shape[-1] != y.shape[-2]:
+        build.fail(f"T.mma: inner extents differ: a is {x}, b is {y}, {x.shape[-1]} meets {y.shape[-2]}")
+    allowed = ops.MMA_TYPES.get(x.dtype.name)
+    if allowed is None:
+        build.fail(f"T.mma: no mma of {x.dtype.name}; it takes {', '.join(ops.MMA_TYPES)}")
+    shape = (*x.shape[:-1], y.shape[-1])
+    if acc == NONE:
+        want = T.i32 if allowed == ("i32",) else T.f64 if allowed == ("f64",) else T.f32
+        acc = Tile(constant(build, 0, want, shape))
+    if not isinstance(acc, Tile):
+        build.fail(f"T.mma: acc: expected a tile, got {describe(acc)}")
+    if acc.type.dtype.name not in allowed or acc.type.shape != shape:
+        build.fail(f"T.mma: acc: expected {allowed[0]}[{', '.join(map(str, shape))}] for {x} @ {y}, got {acc.type}")
+    return Tile(build.builder.value(ops.Mma, (a.value, b.value, acc.value), acc.type))
+
+
+@implements(T.Pointer.dtype)
+def _pointer_dtype(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Pointer)
+    return Known(self.type.dtype)
+
+
+@implements(T.Pointer.shape)
+def _pointer_shape(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Pointer)
+    return known_tuple(self.type.shape)
+

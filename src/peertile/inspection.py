@@ -1,0 +1,157 @@
+"""Compile a kernel from a description of its arguments, and show every stage. Runs nothing.
+
+A description is NAME=VALUE: a tensor `x=f32[1000,64]`, a partition `z=f32[1000]/256` (`/128x64` for two
+axes, `/256p` persistent), a mailbox `box=bf16[4096]` (`box=bf16[4096]:1` for depth 1), a scalar or a
+constant `B=64`. Tensors are taken as contiguous and 64-byte aligned.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect as python_inspect
+import re
+import sys
+from ast import literal_eval
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peertile.dtypes import dtype_named, f32, i64
+from peertile.errors import ArgumentError
+from peertile.ir.text import print_kernel
+from peertile.ir.types import (
+    Access,
+    BarrierType,
+    CounterType,
+    MailboxType,
+    Partition,
+    PointerType,
+    SignalType,
+    TileType,
+    Type,
+)
+from peertile.kernel import KernelFunction
+from peertile.language.annotations import KernelParam, Role
+from peertile.runtime.argument import canonical, symmetric_type, view_type
+from peertile.runtime.tensor import contiguous_strides
+
+__all__ = ["Description", "Signature", "describe", "load_kernel"]
+
+_TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?$")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Parameter types and constants of one specialisation."""
+
+    types: dict[str, Type]
+    consts: dict[str, Any]
+
+    @staticmethod
+    def parse(kernel: KernelFunction, texts: list[str]) -> Signature:
+        """The signature that `texts` describe; ArgumentError for a parameter that is missing or misread."""
+        given: dict[str, str] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ArgumentError(f"argument: expected NAME=VALUE, got {text!r}")
+            given[name.strip()] = value.strip()
+        types: dict[str, Type] = {}
+        consts: dict[str, Any] = {}
+        for param in kernel.params:
+            text_of = given.pop(param.name, None)
+            if param.role is Role.CONST:
+                if text_of is None and param.required:
+                    raise ArgumentError(f"{param.name}: expected a constant such as {param.name}=64, got nothing")
+                consts[param.name] = param.default if text_of is None else literal_eval(text_of)
+            else:
+                types[param.name] = canonical(_type(param, text_of))
+        if given:
+            raise ArgumentError(f"argument: {kernel.name} has no parameter {', '.join(given)}")
+        return Signature(types, consts)
+
+
+def _type(param: KernelParam, text: str | None) -> Type:
+    simple: dict[Role, Type] = {
+        Role.SIGNAL: SignalType(),
+        Role.COUNTER: CounterType(),
+        Role.BARRIER: BarrierType(),
+    }
+    if param.role in simple:
+        return simple[param.role]
+    if param.role is Role.SCALAR:
+        if param.dtype is not None:
+            return TileType(param.dtype)
+        return TileType(dtype_named(text) if text and text.isalnum() and not text.isdigit() else i64)
+    if param.role is Role.POINTER:
+        return PointerType(dtype_named(text) if text else f32)
+    match = _TENSOR.match(text or "")
+    if match is None:
+        raise ArgumentError(f"{param.name}: expected a tensor such as {param.name}=f32[1000,64], got {text or 'nothing'}")
+    dtype = dtype_named(match["dtype"])
+    shape = tuple(int(n) for n in match["shape"].split(","))
+    strides = contiguous_strides(shape)
+    if param.role is Role.MAILBOX:
+        depth = int(match["depth"] or 2)
+        return MailboxType(dtype, shape, depth, depth < 2)
+    if param.role is Role.PEER:
+        return symmetric_type(dtype, shape, strides, param.access or Access.READ_WRITE, 64)
+    if param.role is Role.EXCLUSIVE:
+        if not match["tile"]:
+            raise ArgumentError(f"{param.name}: expected a partition such as {param.name}={text}/256, got no tile")
+        tile = tuple(int(n) for n in match["tile"].split("x"))
+        return view_type(dtype, 0, shape, strides, Access.READ_WRITE, Partition(tile, bool(match["persistent"])))
+    return view_type(dtype, 0, shape, strides, Access.READ)
+
+
+@dataclass(frozen=True)
+class Description:
+    """Every stage of one specialisation as text, and how its bounds are known."""
+
+    name: str
+    stages: dict[str, str]
+    bounds: dict[str, int]
+    waits: bool
+    scratch_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "bounds": self.bounds,
+            "waits": self.waits,
+            "scratch_bytes": self.scratch_bytes,
+            "stages": self.stages,
+        }
+
+
+def describe(kernel: KernelFunction, signature: Signature) -> Description:
+    """Compile `kernel` for `signature` and collect source, IR, lowered IR, LLVM IR and assembly."""
+    spec = kernel.compile_types(signature.types, signature.consts)
+    stages = {
+        "source": python_inspect.getsource(kernel.fn),
+        "ir": spec.source_ir,
+        "lowered": print_kernel(spec.kernel),
+        **spec.stages(),
+    }
+    return Description(
+        kernel.name, stages, dict(spec.kernel.facts.get("bounds", {})), spec.binary.waits, spec.binary.scratch_bytes
+    )
+
+
+def load_kernel(target: str) -> KernelFunction:
+    """The kernel named by `FILE.py:KERNEL`; the file is imported under a name of its own."""
+    path_text, colon, name = target.rpartition(":")
+    path = Path(path_text)
+    if not colon or not path.is_file():
+        raise ArgumentError(f"kernel: expected FILE.py:KERNEL with an existing file, got {target!r}")
+    spec = importlib.util.spec_from_file_location(f"_peertile_inspected_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not isinstance(found, KernelFunction):
+        names = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
+        raise ArgumentError(f"kernel: {path} has no kernel {name!r}; it has {', '.join(names) or 'none'}")
+    return found

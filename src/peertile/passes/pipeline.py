@@ -1,0 +1,54 @@
+"""The passes between frontend and backend, in order, with the reason wherever order matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from peertile.ir.core import Kernel
+from peertile.ir.verify import verify as verify_kernel
+from peertile.passes.bounds import decide_bounds
+from peertile.passes.mailbox import expand_mailboxes
+from peertile.passes.order import order_memory
+from peertile.passes.protocols import expand_signals
+from peertile.passes.simplify import simplify
+
+__all__ = ["run_pipeline"]
+
+_PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
+    # Mailboxes and signals before bounds: what the protocols emit is in bounds by the protocol, or
+    # carries its own checks, and must not be counted among the user's accesses.
+    expand_mailboxes,
+    expand_signals,
+    # Bounds before simplification: provenance is read from the shapes that the frontend writes, and
+    # the checks that it adds are then folded and shared like everything else.
+    decide_bounds,
+    simplify,
+    # Last, since its facts name ops.
+    order_memory,
+)
+
+
+def run_pipeline(
+    kernel: Kernel, *, verify: bool = True, order_rules: bool = True, residual_checks: bool = True
+) -> Kernel:
+    """Takes what a frontend made to what a backend or the evaluator takes; works in place.
+
+    `verify`: run the verifier before the first and after every pass. `order_rules=False`: let a kernel
+    that breaks the rules of memory order pass (for the checker). `residual_checks=False`: an access
+    whose bounds need a check in the kernel is an error.
+    """
+    if verify:
+        verify_kernel(kernel, order_rules=order_rules)
+    done: set[str] = set()
+    for run in _PASSES:
+        kernel = decide_bounds(kernel, residual=residual_checks) if run is decide_bounds else run(kernel)
+        done.add(run.__name__)
+        if verify:
+            verify_kernel(
+                kernel,
+                expanded="expand_signals" in done,
+                bounds_known="decide_bounds" in done,
+                order_rules=order_rules,
+            )
+    return kernel

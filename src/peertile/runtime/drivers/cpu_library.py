@@ -1,0 +1,105 @@
+"""Loads the native runtime once per process and gives its functions as ctypes callables.
+
+The object code is kept on disk under the hash of its text, so that only the first process of a machine compiles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from peertile.backends.cpu import jit
+from peertile.config import config
+from peertile.runtime.drivers.cpu_native import native_module
+
+__all__ = ["Native", "native"]
+
+_P: Final = ctypes.c_void_p
+_I: Final = ctypes.c_int64
+_DIGEST: Final = hashlib.sha256().digest_size
+
+
+class Native:
+    """The exported functions of the native runtime.
+
+    Those that may run programs or sleep let go of the interpreter lock (CFUNCTYPE); the others take well under a
+    microsecond and keep it (PYFUNCTYPE), which saves giving it up and getting it back.
+    """
+
+    def __init__(self, symbols: dict[str, int]) -> None:
+        def free(name: str, result: Any, *params: Any) -> Callable[..., Any]:
+            return ctypes.CFUNCTYPE(result, *params)(symbols[name])
+
+        def held(name: str, result: Any, *params: Any) -> Callable[..., Any]:
+            return ctypes.PYFUNCTYPE(result, *params)(symbols[name])
+
+        self.worker_loop = free("worker_loop", None, _P, _P)
+        self.stop_workers = held("stop_workers", None, _P)
+        self.stream_loop = free("stream_loop", _I, _P, _I)
+        self.run_inline = free("run_inline", _I, _P, _P, _I)
+        self.host_wait = free("host_wait", _I, _P, _I, _I, _I)
+        self.submit = held("submit", _I, _P, _P)
+        self.wake_stream = held("wake_stream", None, _P)
+        self.take_fault = held("take_fault", _I, _P)
+
+
+_lock: Final = threading.Lock()
+_native: Native | None = None
+
+
+def native() -> Native:
+    """The native runtime; compiled or read from the disk at the first call."""
+    global _native
+    with _lock:
+        if _native is None:
+            module = native_module()
+            text = module.text()
+            path = _path(text)
+            payload = _read(path)
+            if payload is None:
+                payload = jit.compile_text(text, level=2)
+                _write(path, payload)
+            _native = Native(jit.load_object(payload, module.exports))
+        return _native
+
+
+def _path(text: str) -> Path | None:
+    if config().cache_max_bytes == 0:
+        return None
+    key = "\n".join([jit.llvmlite_version(), jit.host_cpu(), jit.host_features(), text])
+    return config().cache_dir / f"cpu-runtime-{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
+
+
+def _read(path: Path | None) -> bytes | None:
+    """The object in the file, if it is whole: it begins with the digest of the rest."""
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    payload = data[_DIGEST:]
+    return payload if hashlib.sha256(payload).digest() == data[:_DIGEST] else None
+
+
+def _write(path: Path | None, payload: bytes) -> None:
+    """Put the object in place in one step, as other processes may do the same. A full disk is no error."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+    except OSError:
+        return
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(hashlib.sha256(payload).digest() + payload)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)

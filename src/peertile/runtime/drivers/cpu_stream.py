@@ -1,0 +1,452 @@
+"""A stream of the cpu driver, seen from Python: its native structure, operation slots, thread and faults.
+
+How operations run is in `cpu_native.py`. Here: what a slot holds until its operation is over (names, objects that
+must stay alive, Python functions), and which operations failed or were skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from peertile.errors import AllocationError, InternalError, UsageError
+from peertile.runtime.driver import (
+    HOST_WAIT_SLICE_NS,
+    FaultKind,
+    FaultRecord,
+    Status,
+    StreamHandle,
+    Ticket,
+)
+from peertile.runtime.drivers.cpu_layout import (
+    ARGS,
+    CACHE_LINE,
+    COMMAND_WORDS,
+    EXECUTOR_BYTES,
+    STREAM_BYTES,
+    C,
+    Context,
+    Exec,
+    Fault,
+    Kind,
+    Result,
+    S,
+)
+from peertile.runtime.drivers.cpu_library import Native
+from peertile.runtime.drivers.cpu_memory import map_anonymous, unmap
+
+__all__ = ["Arenas", "CpuStream", "Operation", "PythonWork", "pack", "words_at"]
+
+HEADER: Final = struct.Struct(f"<{ARGS}q")
+COMMAND_BYTES: Final = COMMAND_WORDS * 8
+ARGS_AT: Final = ARGS * 8
+INLINE_ARGS: Final = COMMAND_BYTES - ARGS_AT
+_SLAB: Final = 64  # operation slots made at a time
+
+
+def words_at(address: int, nbytes: int) -> memoryview:
+    """Native memory as signed 8-byte words; nobody frees it when the view goes."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B").cast("q")
+
+
+def signed(value: int) -> int:
+    """The low 64 bits as a signed number."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def pack(kind: Kind, words: tuple[int, ...], *, python: bool = False) -> bytes:
+    """An operation's header: `words` go where C.A and the following are."""
+    return HEADER.pack(0, 0, kind, 1 if python else 0, *words, *(0,) * (ARGS - 4 - len(words)))
+
+
+class Slot:
+    """Native memory of one operation."""
+
+    __slots__ = ("address", "data", "words")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.data = memoryview((ctypes.c_char * COMMAND_BYTES).from_address(address)).cast("B")
+        self.words = self.data.cast("q")
+
+
+PythonWork = Callable[[], None]
+"""What the stream's thread calls for an operation."""
+
+
+class Operation(NamedTuple):
+    """An enqueued operation, as kept until it is over; also a node of a graph."""
+
+    name: str
+    header: bytes
+    args: bytes
+    keep: Any  # objects that must outlive it
+    python: PythonWork | None
+    arena_bytes: int
+
+
+class _Pending(NamedTuple):
+    sequence: int
+    slot: Slot
+    name: str
+    keep: Any
+    python: PythonWork | tuple[Operation, ...] | None  # a tuple: the nodes of a graph
+
+
+class _Span:
+    """Operations (first, last] were skipped because `first` failed; last is None until the fault is taken."""
+
+    __slots__ = ("first", "last", "record")
+
+    def __init__(self, first: int, record: FaultRecord) -> None:
+        self.first, self.record = first, record
+        self.last: int | None = None
+
+    def covers(self, sequence: int) -> bool:
+        return self.first <= sequence and (self.last is None or sequence <= self.last)
+
+
+class Arenas:
+    """Memory for frames and scratch of waiting launches, reused by all streams of a device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects both lists
+        self._free: list[tuple[int, int]] = []  # (size, address)
+        self._all: list[tuple[int, int]] = []
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        size = 1 << max(nbytes - 1, (1 << 20) - 1).bit_length()
+        with self._lock:
+            for k, (have, _) in enumerate(self._free):
+                if size <= have <= 4 * size:
+                    return self._free.pop(k)
+            address = map_anonymous(size)
+            if not address:
+                raise AllocationError(
+                    f"frames of waiting programs: the system has no {size} bytes; use a smaller grid or smaller tiles"
+                )
+            self._all.append((size, address))
+            return size, address
+
+    def give(self, arena: tuple[int, int]) -> None:
+        with self._lock:
+            self._free.append(arena)
+
+    def release(self) -> None:
+        with self._lock:
+            for size, address in self._all:
+                unmap(address, size)
+            self._all, self._free = [], []
+
+
+class CpuStream(StreamHandle):
+    """See the module docstring. Lock order: `lock` is never held while anything runs or sleeps."""
+
+    __slots__ = (
+        "__weakref__",
+        "address",
+        "arena",
+        "arenas",
+        "callback_error",
+        "capture",
+        "closed",
+        "inline_lock",
+        "inline_name",
+        "inline_nodes",
+        "inline_slot",
+        "lock",
+        "native",
+        "number",
+        "pending",
+        "print_address",
+        "retired",
+        "slots",
+        "spans",
+        "thread",
+        "words",
+    )
+
+    def __init__(self, native: Native, device_address: int, arenas: Arenas, number: int) -> None:
+        nbytes = STREAM_BYTES + EXECUTOR_BYTES
+        self.address = map_anonymous(nbytes)
+        if not self.address:
+            raise AllocationError(f"stream: the system has no {nbytes} bytes; destroy some streams")
+        self.native = native
+        self.number = number
+        self.words = words_at(self.address, STREAM_BYTES)
+        self.lock = threading.Lock()  # protects slots, pending, spans, arena, capture and thread
+        self.inline_lock = threading.Lock()  # held by the thread that uses inline_slot
+        self.pending: deque[_Pending] = deque()
+        self.slots: deque[Slot] = deque()
+        self.spans: list[_Span] = []
+        self.capture: list[Operation] | None = None
+        self.thread: threading.Thread | None = None
+        self.closed = False
+        self.callback_error: BaseException | None = None
+        self.arenas = arenas
+        self.arena: tuple[int, int] = (0, 0)
+        self.retired: list[tuple[int, tuple[int, int]]] = []  # (last operation that may use it, arena)
+        self.print_address = 0
+        self.inline_name = ""  # what the last inline operation was called, and its nodes if it was a graph
+        self.inline_nodes: tuple[Operation, ...] | None = None
+        self._more_slots()
+        self.inline_slot = self.slots.popleft()
+        dummy = self.slots.popleft().address  # the queue starts behind an operation that is over
+        self.words[S.TAIL] = self.words[S.CURSOR] = dummy
+        self.words[S.DEVICE] = device_address
+        self.words[S.CONTEXT + Context.FAULT] = self.address + 8 * S.FAULT
+        self.words[S.CONTEXT + Context.WORDS] = self.address + 8 * S.WORDS
+        self.words[S.EXECUTOR + Exec.LIST] = self.address + STREAM_BYTES + 2 * CACHE_LINE
+
+    def __repr__(self) -> str:
+        return f"CpuStream({self.number})"
+
+    # ------------------------------------------------------------------------------------------------ enqueue
+
+    def _more_slots(self) -> None:
+        base = map_anonymous(_SLAB * COMMAND_BYTES)
+        if not base:
+            raise AllocationError(f"stream: the system has no {_SLAB * COMMAND_BYTES} bytes for operations")
+        self.slots.extend(Slot(base + k * COMMAND_BYTES) for k in range(_SLAB))
+
+    def _prune(self) -> None:
+        """Let go of what is over. Its slot is free once the operation behind it is over, too: until then the
+        runner may still look at its `next`."""
+        completed = self.words[S.COMPLETED]
+        self.note_fault()
+        pending = self.pending
+        while len(pending) > 1 and pending[1].sequence <= completed:
+            self.slots.append(pending.popleft().slot)
+        if pending and pending[0].sequence <= completed:
+            pending[0] = pending[0]._replace(keep=None, python=None)
+
+    def settle(self) -> None:
+        """Let go of what is over."""
+        with self.lock:
+            self._prune()
+
+    def arena_for(self, nbytes: int) -> int:
+        """Address of at least `nbytes` for frames; called with `lock` held."""
+        if nbytes > self.arena[0]:
+            new = self.arenas.take(nbytes)
+            if self.arena[0]:
+                self.retired.append((self.words[S.SUBMITTED], self.arena))
+            self.arena = new
+        if self.retired:
+            completed = self.words[S.COMPLETED]
+            for last, arena in [r for r in self.retired if r[0] <= completed]:
+                self.retired.remove((last, arena))
+                self.arenas.give(arena)
+        return self.arena[1]
+
+    def write(self, slot: Slot, op: Operation) -> Any:
+        """Put an operation into a slot; the result must stay alive until it is over. Called with `lock` held."""
+        slot.data[:ARGS_AT] = op.header
+        if op.arena_bytes:
+            slot.words[C.ARENA] = self.arena_for(op.arena_bytes)
+        if not op.args:
+            return op.keep
+        size = len(op.args)
+        if size <= INLINE_ARGS:
+            slot.data[ARGS_AT : ARGS_AT + size] = op.args
+            slot.words[C.ARGS] = slot.address + ARGS_AT
+            return op.keep
+        buffer = ctypes.create_string_buffer(op.args, size)
+        slot.words[C.ARGS] = ctypes.addressof(buffer)
+        return op.keep, buffer
+
+    def enqueue(self, op: Operation, nodes: tuple[Operation, ...] | None = None) -> Ticket:
+        with self.lock:
+            if self.capture is not None:
+                self.capture.append(op)
+                return Ticket(self, -1, op.name)
+            self._usable()
+            self._prune()
+            slot = self._fresh_slot()
+            keep = self.write(slot, op)
+            if self.thread is None:
+                self._start()
+            sequence = self.native.submit(self.address, slot.address)
+            self.pending.append(_Pending(sequence, slot, op.name, keep, op.python if nodes is None else nodes))
+        return Ticket(self, sequence, op.name)
+
+    def run_inline(self, op: Operation, nodes: tuple[Operation, ...] | None = None) -> Ticket | None:
+        """Run an operation on this thread if the stream is idle: its finished ticket, or None if it is not."""
+        if not self.inline_lock.acquire(blocking=False):
+            return None
+        try:
+            with self.lock:
+                self._usable()
+                keep = self.write(self.inline_slot, op)
+            self.inline_name, self.inline_nodes = op.name, nodes
+            result = self.native.run_inline(self.address, self.inline_slot.address, HOST_WAIT_SLICE_NS)
+            if result == Result.BUSY:
+                return None
+            sequence = self.inline_slot.words[C.SEQ]
+            if result in (Result.SLICE, Result.NEEDS_THREAD):
+                self.go_on(sequence, op.name, keep, nodes)
+            elif result == Result.FAULTED:
+                with self.lock:
+                    self.note_fault()
+            return Ticket(self, sequence, op.name)
+        finally:
+            self.inline_lock.release()
+
+    def go_on(self, sequence: int, name: str, keep: Any, nodes: tuple[Operation, ...] | None = None) -> None:
+        """Finish an inline operation whose first slice is over. After an exception (Ctrl-C) the stream's thread
+        finishes it, and the slot is the operation's."""
+        try:
+            while (r := self.native.host_wait(self.address, sequence, HOST_WAIT_SLICE_NS, 1)) != Result.DONE:
+                if r == Result.NEEDS_THREAD:
+                    raise InternalError("a host callback was run inline")
+        except BaseException:
+            with self.lock:
+                slot, self.inline_slot = self.inline_slot, self._fresh_slot()
+                # Older entries cannot be pending: the stream was idle. Later ones may already be there.
+                self.pending.appendleft(_Pending(sequence, slot, name, keep, nodes))
+                if self.thread is None:
+                    self._start()
+                self.native.wake_stream(self.address)
+            raise
+        with self.lock:
+            self.note_fault()
+
+    def _fresh_slot(self) -> Slot:
+        if not self.slots:
+            self._more_slots()
+        return self.slots.popleft()
+
+    def _usable(self) -> None:
+        if self.closed:
+            raise UsageError("stream: expected a live stream, got one that was destroyed")
+
+    # ------------------------------------------------------------------------------------------------- thread
+
+    def _start(self) -> None:
+        self.thread = threading.Thread(target=self._serve, name=f"peertile-stream-{self.number}", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        held = 0
+        while self.native.stream_loop(self.address, held) == Result.PYTHON:
+            work = self._work()
+            failed = 0
+            callback_threads.add(threading.get_ident())
+            try:
+                work()
+            except BaseException as error:
+                self.callback_error = error
+                failed = 1
+            finally:
+                callback_threads.discard(threading.get_ident())
+            self.words[S.PYTHON_FAILED] = failed
+            held = 1
+
+    def _work(self) -> PythonWork:
+        """What Python is asked to do for the operation at hand."""
+        current = words_at(self.words[S.CURRENT], COMMAND_BYTES)
+        with self.lock:
+            entry = next(p for p in self.pending if p.sequence == current[C.SEQ])
+        work = entry.python
+        if isinstance(work, tuple):
+            work = work[self.words[S.NODE]].python
+        assert work is not None
+        return work
+
+    def stop(self) -> None:
+        """Let the thread end once the queue is empty; nothing can be enqueued any more."""
+        with self.lock:
+            self.closed = True
+            ctypes.c_int32.from_address(self.address + 8 * S.STOP).value = 1
+            self.native.wake_stream(self.address)
+
+    # ------------------------------------------------------------------------------------------------- status
+
+    def query(self, ticket: Ticket) -> Status:
+        sequence = ticket.sequence
+        if sequence > self.words[S.COMPLETED]:
+            return Status.PENDING
+        if not self.spans and not self.words[S.FAILED]:
+            return Status.DONE
+        with self.lock:
+            span = self._span(sequence)
+        if span is None:
+            return Status.DONE
+        return Status.FAULTED if span.first == sequence else Status.SKIPPED
+
+    def fault(self, sequence: int, name: str) -> FaultRecord | None:
+        if sequence > self.words[S.COMPLETED]:
+            return None
+        with self.lock:
+            span = self._span(sequence)
+        if span is None:
+            return None
+        if span.first == sequence:
+            return span.record
+        return FaultRecord(FaultKind.SKIPPED, name, sequence, cause=span.record)
+
+    def take_fault(self) -> FaultRecord | None:
+        with self.lock:
+            record = self.note_fault()
+            if record is not None:
+                self.spans[-1].last = self.native.take_fault(self.address)
+            return record
+
+    def _span(self, sequence: int) -> _Span | None:
+        self.note_fault()
+        return next((s for s in reversed(self.spans) if s.covers(sequence)), None)
+
+    def note_fault(self) -> FaultRecord | None:
+        """The fault that the stream is failed by now, remembered; called with `lock` held."""
+        failed = self.words[S.FAILED]
+        if not failed:
+            return None
+        if self.spans and self.spans[-1].first == failed:
+            return self.spans[-1].record
+        record = self._record(failed)
+        self.spans.append(_Span(failed, record))
+        return record
+
+    def _record(self, sequence: int) -> FaultRecord:
+        entry = next((p for p in self.pending if p.sequence == sequence), None)
+        name, nodes = (self.inline_name, self.inline_nodes) if entry is None else (entry.name, entry.python)
+        words = self.words[S.FAULT : S.FAULT + 16]
+        node = words[Fault.NODE]
+        if isinstance(nodes, tuple):
+            name = f"{nodes[node].name} (node {node} of {name})"
+        kind = FaultKind(words[Fault.KIND])
+        record = FaultRecord(
+            kind=kind,
+            op=name,
+            sequence=sequence,
+            program=words[Fault.PROGRAM],
+            place=words[Fault.PLACE],
+            got=words[Fault.GOT],
+            limit=words[Fault.LIMIT],
+            address=words[Fault.ADDRESS],
+            slot=words[Fault.SLOT],
+            node=node,
+        )
+        if kind is FaultKind.CALLBACK:
+            return replace(record, error=self.callback_error)
+        if kind is FaultKind.DEVICE:
+            text = f"scratch memory: the system has no {record.limit} bytes for {name}; use smaller tiles"
+            return replace(record, error=AllocationError(text))
+        if kind is FaultKind.SKIPPED:
+            source = streams_by_address.get(words[Fault.SOURCE])
+            cause = source.fault(words[Fault.SOURCE_SEQ], "") if source is not None else None
+            return replace(record, cause=cause)
+        return record
+
+
+callback_threads: Final[set[int]] = set()
+"""Threads that are inside a host callback now."""
+
+streams_by_address: Final[dict[int, CpuStream]] = {}
+"""Streams of all open devices: a fault that crosses streams names its source by address."""

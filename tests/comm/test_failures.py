@@ -1,0 +1,466 @@
+"""What the ranks of a job see, and how the job ends, when a process dies, leaves, or loses its launcher.
+
+Programs are started as `launch` and a stand-in for torchrun do it. Every wait here is bounded; nothing sleeps.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import comm_ranks
+import pytest
+
+from peertile.comm.launcher import spawn
+from peertile.comm.rendezvous import serve
+from peertile.comm.supervisor import JobReport, Output, RankEnd, free_port, launch
+from peertile.errors import ArgumentError, PeerFailed, UsageError
+
+TIMEOUT_S = 30
+LEFT = "left the group: its program ended normally"
+
+
+def write(folder, body):
+    path = Path(folder) / "program.py"
+    path.write_text("import os, signal, sys, threading\nfrom peertile.comm.launcher import init, program, run, spawn\n" + body)
+    return str(path)
+
+
+def start(path, ranks, **options):
+    return launch([sys.executable, path], ranks, timeout_s=TIMEOUT_S, **options)
+
+
+def causes(report):
+    return {end.rank: (end.status, end.cause) for end in report.ends}
+
+
+def torchrun(path, ranks, port, **variables):
+    """Starts ranks as torchrun does: its variables, one job id, one port."""
+    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
+    common |= {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
+    return [
+        subprocess.Popen(
+            [sys.executable, path],
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def ends(processes):
+    """(status, stdout, stderr) of each; nothing is left, whatever happens."""
+    try:
+        found = []
+        for process in processes:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+            found.append((process.returncode, out, err))
+        return found
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+def last_line(text):
+    return text.strip().rpartition("\n")[2]
+
+
+# A rank fails
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.feature("S5", "cpu")
+def test_a_killed_rank_ends_the_waits_of_the_others(ranks, victim, tmp_path):
+    path = write(
+        tmp_path,
+        f"""
+group = init()
+pids = group.exchange(b"%d" % os.getpid(), "pids")
+if group.rank == {victim}:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    group.barrier("never")
+except Exception as error:
+    assert str(error) == f"rank {victim} failed: its process {{pids[{victim}].decode()}} ended without leaving the group"
+    assert str(group.failure()) == str(error)
+    assert [state.name for state in group.states()][{victim}] == "DEAD" or {victim} == 0
+    sys.exit(7)
+""",
+    )
+    began = time.monotonic()
+    report = start(path, ranks)
+    assert time.monotonic() - began < 5
+    expected = {rank: (7, "exited with status 7") for rank in range(ranks)}
+    expected[victim] = (137, "ended by SIGKILL")
+    assert causes(report) == expected
+    assert report.status in (7, 137)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_uncaught_exception_reaches_the_others_and_the_launcher(victim, tmp_path, capfd):
+    path = write(
+        tmp_path,
+        f"""
+group = init()
+if group.rank == {victim}:
+    raise ValueError("bad input")
+group.barrier("never")
+""",
+    )
+    report = start(path, 3)
+    text = f"PeerFailed: rank {victim} failed: ValueError: bad input"
+    expected = {rank: (1, text) for rank in range(3)}
+    expected[victim] = (1, "ValueError: bad input")
+    assert causes(report) == expected
+    assert report.status == 1
+    assert (report.first_failure.rank, report.first_failure.cause) == (victim, "ValueError: bad input")
+    assert report.summary().splitlines()[0] == f"rank {victim} ended with status 1: ValueError: bad input"
+    assert capfd.readouterr().err.count("Traceback") >= 1
+
+
+def test_the_status_is_that_of_the_rank_that_failed_first(tmp_path):
+    path = write(
+        tmp_path,
+        """
+@program
+def main(group):
+    if group.rank == 1:
+        sys.exit(3)
+    group.barrier("never")
+run(main)
+""",
+    )
+    report = start(path, 3)
+    assert (report.status, report.first_failure.rank) == (3, 1)
+    assert causes(report)[0] == (1, "PeerFailed: rank 1 failed: SystemExit: 3")
+
+
+def test_a_rank_that_ends_normally_does_not_end_the_job(tmp_path):
+    path = write(
+        tmp_path,
+        """
+group = init()
+part = group.subgroup([1, 2])
+if group.rank == 0:
+    sys.exit()
+print(part.rank)
+""",
+    )
+    assert start(path, 3).status == 0
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_waits_for_a_rank_that_left_is_told_so(leaver, tmp_path):
+    path = write(
+        tmp_path,
+        f"""
+group = init()
+if group.rank == {leaver}:
+    sys.exit()
+try:
+    group.barrier("never")
+except Exception as error:
+    assert str(error).startswith("rank {leaver} failed: {LEFT}"), error
+    sys.exit(5)
+""",
+    )
+    report = start(path, 3)
+    expected = {rank: (5, "exited with status 5") for rank in range(3)}
+    expected[leaver] = (0, "ended normally")
+    assert causes(report) == expected
+
+
+def test_a_rank_that_waits_elsewhere_is_ended_after_the_grace(tmp_path):
+    path = write(
+        tmp_path,
+        """
+group = init()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+group.barrier("ready")
+if group.rank == 1:
+    os._exit(9)
+threading.Event().wait()
+""",
+    )
+    began = time.monotonic()
+    report = start(path, 3, grace_s=0.5)
+    assert time.monotonic() - began < 5
+    assert (report.status, report.first_failure.rank) == (9, 1)
+    assert causes(report) == {0: (137, "ended by SIGKILL"), 1: (9, "exited with status 9"), 2: (137, "ended by SIGKILL")}
+
+
+def test_children_of_a_rank_that_failed_are_ended_too(tmp_path):
+    path = write(
+        tmp_path,
+        """
+import subprocess
+read, write = os.pipe()
+subprocess.Popen([sys.executable, "-c", "import threading; print(1, flush=True); threading.Event().wait()"], stdout=write)
+os.read(read, 1)
+os._exit(4)
+""",
+    )
+    read, end = os.pipe()  # open in every descendant of the launcher that inherits standard error
+    saved = os.dup(2)
+    try:
+        os.dup2(end, 2)
+        report = start(path, 2)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(end)
+    assert report.status == 4
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == ""  # its end: nobody has it any more
+
+
+# The launcher and the time limit
+
+
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
+    path = write(
+        tmp_path,
+        """
+group = init()
+group.barrier("all are here")
+group.print("ready")
+threading.Event().wait()
+""",
+    )
+    code = f"import sys; from peertile.comm.supervisor import launch; launch([sys.executable, {path!r}], 3)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    _, err = process.communicate(timeout=10)  # until the last rank, too, has closed its output
+    assert err.count("peertile: the launcher of this rank is gone, so the rank ends") == 3
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_ranks(number, status, tmp_path):
+    path = write(
+        tmp_path,
+        """
+group = init()
+group.barrier("all are here")
+group.print("ready")
+group.barrier("never") if group.rank else threading.Event().wait()
+""",
+    )
+    code = (
+        f"import sys; from peertile.comm.supervisor import launch; r = launch([sys.executable, {path!r}], 3); "
+        "print(sorted(e.status for e in r.ends)); sys.exit(r.status)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == status, err
+    assert len(json.loads(out)) == 3
+    assert 0 not in json.loads(out)
+    assert err.count("KeyboardInterrupt") >= (1 if number == signal.SIGINT else 0)
+
+
+def test_a_job_may_have_a_time_limit(tmp_path):
+    path = write(tmp_path, "threading.Event().wait()")
+    report = launch([sys.executable, path], 2, timeout_s=0.3)
+    assert report.timed_out
+    assert causes(report) == {rank: (143, "ended by SIGTERM") for rank in range(2)}
+
+
+def test_labels_name_the_rank_of_each_line(tmp_path, capfd):
+    path = write(tmp_path, "print('one\\ntwo'); print('oops', file=sys.stderr)")
+    report = start(path, 2, output=Output(labels=True))
+    assert report.status == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[rank 0] one", "[rank 0] two", "[rank 1] one", "[rank 1] two"]
+    assert sorted(err.splitlines()) == ["[rank 0] oops", "[rank 1] oops"]
+
+
+def test_a_job_needs_a_rank():
+    with pytest.raises(ArgumentError) as caught:
+        launch(["true"], 0)
+    assert str(caught.value) == "number of ranks: expected at least 1, got 0"
+
+
+def test_a_command_that_does_not_exist_leaves_nothing():
+    with pytest.raises(FileNotFoundError):
+        launch(["/nonexistent/program"], 2)
+
+
+def test_the_first_failure_is_one_that_no_other_rank_caused():
+    blames, origin = RankEnd(0, 1, "PeerFailed: …", peer=2), RankEnd(2, 1, "ValueError: x")
+    stopped = RankEnd(1, 143, "ended by SIGTERM", stopped=True)
+    report = JobReport(1, (blames, stopped, origin))
+    assert report.first_failure is origin
+    assert JobReport(1, (blames, stopped)).first_failure is blames
+    assert JobReport(0, (RankEnd(0, 0, "ended normally"),)).first_failure is None
+
+
+# Other launchers, and ranks that do not come
+
+
+@pytest.mark.feature("D1", "cpu")
+def test_ranks_of_torchrun_join(tmp_path):
+    path = write(
+        tmp_path,
+        """
+group = init()
+if group.rank == 0:
+    import socket
+    socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()  # torchrun's own store fits beside it
+print(group.exchange(b"%d" % group.rank, "ranks"), group.local_rank)
+""",
+    )
+    expected = [(0, f"[b'0', b'1', b'2'] {rank}\n", "") for rank in range(3)]
+    assert ends(torchrun(path, 3, free_port())) == expected
+
+
+def test_two_jobs_on_one_port_are_apart_by_their_ids(tmp_path):
+    path = write(tmp_path, "group = init()\nprint(group.exchange(os.environ['JOB'].encode(), 'job'))\n")
+    port = free_port()
+    jobs = [torchrun(path, 2, port, TORCHELASTIC_RUN_ID=name, JOB=name) for name in "ab"]
+    expected = [(0, "[b'a', b'a']\n", "")] * 2 + [(0, "[b'b', b'b']\n", "")] * 2
+    assert ends(jobs[0] + jobs[1]) == expected
+
+
+@pytest.mark.feature("S5", "cpu")
+def test_ranks_that_do_not_join_are_named(tmp_path):
+    path = write(tmp_path, "sys.exit() if os.environ['RANK'] in '13' else init()")
+    found = ends(torchrun(path, 4, free_port(), PEERTILE_WAIT_TIMEOUT_S="0.5"))
+    text = "ranks 1, 3 of 4 did not join within 0.5 s (PEERTILE_WAIT_TIMEOUT_S)"
+    for rank in (0, 2):
+        assert last_line(found[rank][2]) == f"peertile.errors.WaitTimeout: rank {rank} cannot join: {text}"
+
+
+def test_a_missing_rank_0_is_named(tmp_path):
+    path = write(tmp_path, "sys.exit() if os.environ['RANK'] == '0' else init(port=8361)")
+    found = ends(torchrun(path, 2, free_port(), PEERTILE_WAIT_TIMEOUT_S="0.3"))
+    assert last_line(found[1][2]) == (
+        "peertile.errors.WaitTimeout: rank 1: rank 0 did not open the rendezvous on port 8361 within 0.3 s "
+        "(PEERTILE_WAIT_TIMEOUT_S); was it started, with the same port?"
+    )
+
+
+def test_a_rank_that_comes_twice_is_refused(tmp_path):
+    path = write(tmp_path, "group = init()\ngroup.barrier()\nprint('in', flush=True)\nsys.stdin.read()\n")
+    port = free_port()
+    job = [*torchrun(path, 2, port), *torchrun(path, 2, port)[1:]]
+    found = sorted(last_line(err) for _, _, err in ends(job))
+    assert found[:2] == ["", ""]
+    assert found[2].startswith("peertile.errors.SymmetryError: rank 1 cannot join: rank 1 has joined this job already")
+
+
+def test_ranks_that_disagree_about_their_number_are_refused(tmp_path):
+    path = write(tmp_path, "init(ranks=3 if os.environ.pop('WORLD_SIZE') and os.environ['RANK'] == '1' else 2)")
+    body = "rank, size = int(os.environ['R']), 3 if os.environ['R'] == '1' else 2\ninit(rank=rank, ranks=size, port=int(os.environ['P']))\n"
+    path = write(tmp_path, body)
+    port = str(free_port())
+    processes = [
+        subprocess.Popen([sys.executable, path], env=os.environ | {"R": r, "P": port}, stdout=-1, stderr=-1, text=True)
+        for r in "01"
+    ]
+    text = "ranks disagree about the number of ranks: rank 0: 2; rank 1: 3"
+    for rank, (status, _, err) in enumerate(ends(processes)):
+        assert (status, last_line(err)) == (1, f"peertile.errors.SymmetryError: rank {rank} cannot join: {text}")
+
+
+def test_a_port_in_use_by_another_job_is_refused():
+    port = free_port()
+    server = serve(port, "one", 2, 0.2)
+    with pytest.raises(UsageError) as caught:
+        serve(port, "one", 2, 0.2)
+    assert str(caught.value) == (
+        f"rendezvous on port {port}: another job of this user is using it (Address already in use); "
+        "pass another port= to init, or set PEERTILE_MASTER_PORT"
+    )
+    server.join(5)
+
+
+# Programs that start their own ranks
+
+
+def test_run_executes_the_program_again_for_each_rank(tmp_path):
+    path = write(
+        tmp_path,
+        """
+@program
+def main(group):
+    return group.exchange(sys.argv[1].encode(), "arguments")
+
+if __name__ == "__main__":
+    print(run(main, ranks=3), flush=True)
+""",
+    )
+    done = subprocess.run([sys.executable, path, "hi"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert sorted(done.stdout.splitlines()) == ["None"] + ["[b'hi', b'hi', b'hi']"] * 3
+
+
+def test_run_exits_with_the_status_of_the_first_failure(tmp_path):
+    path = write(
+        tmp_path,
+        """
+@program
+def main(group):
+    if group.rank == 1:
+        raise ValueError("no")
+    group.barrier("never")
+
+run(main, ranks=2)
+""",
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "rank 1 ended with status 1: ValueError: no\n"
+        "rank 0 ended with status 1: PeerFailed: rank 1 failed: ValueError: no\n"
+    )
+
+
+def test_functions_of_the_main_program_can_be_spawned(tmp_path):
+    path = write(
+        tmp_path,
+        """
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+def work(group, box):
+    return Box(group.rank + box.value)
+
+if __name__ == "__main__":
+    print([type(b) is Box and b.value for b in spawn(work, 2, (Box(10),))])
+""",
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.stdout, done.stderr) == ("[10, 11]\n", "")
+
+
+def test_a_spawned_rank_that_is_killed_is_named():
+    with pytest.raises(PeerFailed) as caught:
+        spawn(comm_ranks.killed, 3, (1,), timeout_s=TIMEOUT_S)
+    assert str(caught.value) == "rank 1 failed: ended by SIGKILL"
+
+
+@pytest.mark.parametrize("order", ["collect", "exit"])
+def test_f101_ends_are_clean_when_groups_outlive_their_peers(order, tmp_path):
+    path = write(
+        tmp_path,
+        f"""
+group = init()
+kept = [group, group.subgroup([0, 1])]
+group.barrier()
+if {order!r} == "collect":
+    del kept
+""",
+    )
+    for status, out, err in ends(torchrun(path, 2, free_port())):
+        assert (status, out, err) == (0, "", "")

@@ -1,0 +1,65 @@
+"""Every example runs through the command line on 1, 2, 3 and 4 ranks, and on 8 with two cores."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAYS = {
+    "vector_add": "vector_add: 1000003 elements are right",
+    "matmul": "matmul: 515x700x300 is right in f32 and bf16",
+    "allreduce": "bf16 sums over {n} ranks are right, to the bit on every rank",
+    "two_shot": "f32 sums over {n} ranks are right, to the bit",
+    "digits_data_parallel": "weights equal on all ranks",
+}
+
+
+def run(name, ranks, *, timeout=110):
+    return subprocess.run(
+        [sys.executable, "-m", "peertile", "run", str(EXAMPLES / f"{name}.py"), "--ranks", str(ranks)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_every_example_has_its_line_here():
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("U2", "cpu")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_example_runs(name, ranks):
+    done = run(name, ranks)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert SAYS[name].format(n=ranks) in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allreduce", "two_shot"])
+def test_example_runs_with_more_ranks_than_cores(name):
+    done = run(name, 8)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert SAYS[name].format(n=8) in done.stdout
+
+
+@pytest.mark.slow
+def test_digits_reports_accuracy_agreement_times_and_bytes():
+    done = run("digits_data_parallel", 4)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = dict(
+        (part.strip() for part in line.strip("│ \n").split("│", 1))
+        for line in done.stdout.splitlines()
+        if line.startswith("│")
+    )
+    assert float(rows["test accuracy"]) >= 0.95
+    assert rows["weights equal on all ranks"] == "to the bit"
+    assert "weights differ by" in rows["one rank alone"]
+    for row in ("time per step", "compute", "communication and update"):
+        assert rows[row].endswith("µs"), row
+    assert int(rows["bytes sent per rank and step"]) == 3 * 11 * 1024 * 4
