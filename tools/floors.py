@@ -69,7 +69,10 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
         "F5 joining",
         (
             Folder(
-                "kernel", 50, ("kernel", "creation"), "specialise, compile, pack arguments, launch; eager constructors"
+                "kernel",
+                50,
+                ("kernel", "creation", "inspection"),
+                "specialise, compile, pack arguments, launch; eager constructors; stages",
             ),
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),
         ),

@@ -18,7 +18,8 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 from peertile.backends.cpu.compile import compile_kernel
-from peertile.backends.cpu.compile import stages as cpu_stages
+from peertile.backends.cpu.jit import stages as cpu_stages
+from peertile.backends.cpu.target import host_target
 from peertile.frontend.build import build_kernel
 from peertile.passes.pipeline import run_pipeline
 
@@ -92,7 +93,7 @@ class Specialization:
 
     def stages(self) -> dict[str, str]:
         """LLVM IR as emitted, and assembly, for inspection; made on request."""
-        return cpu_stages(self.kernel)
+        return {**self.binary.text, **cpu_stages(self.binary.text["llvm"], host_target())}
 
 
 class _Bound:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 
 from peertile.comm.launcher import current_group, init
@@ -70,6 +69,7 @@ def open_descriptors(group):
     """Number of descriptors before and after ten exchanges of one."""
     group.barrier()  # the coordinator has sent the control segment everywhere, and closed it
     before = len(os.listdir("/proc/self/fd"))
+    group.barrier()  # nobody's pipe is under way while another rank counts
     read, write = os.pipe()
     for _ in range(10):
         for _, fds in group.exchange(b"", "pipe", fds=[read]):
@@ -202,7 +202,7 @@ def exits(group, victim, status):
 
 
 def late(group):
-    """The last rank comes only once the group has failed for want of it; it learns so from the word that kernels poll."""
+    """The last rank comes once the group has failed for want of it, which it learns from the word that kernels poll."""
     word = ctypes.c_int32.from_address(group.abort_address)
     if group.rank == group.size - 1:
         end = time.monotonic() + 10
@@ -243,6 +243,19 @@ def forked(group):
     return got
 
 
-def hang(group):
-    """Nothing that peertile could end."""
-    threading.Event().wait()
+def waits_for_itself(group):
+    """Until the group fails: a barrier that rank 0 alone is in."""
+    if group.rank == 0:
+        group.barrier("never")
+    end = time.monotonic() + 20
+    while group.failure() is None and time.monotonic() < end:
+        os.sched_yield()
+
+
+def batch(group, names):
+    """Several of these functions in one job: starting ranks takes longer than what most of them do."""
+    results = {}
+    for name, args in names:
+        results[name, args] = globals()[name](group, *args)
+        group.barrier(f"after {name}")
+    return results

@@ -101,15 +101,15 @@ REFUSED = [
         {"RANK": "0"},
         {},
         ArgumentError,
-        "WORLD_SIZE: expected an integer, as RANK is set, got nothing; start the program with peertile run or torchrun, "
-        "or unset RANK",
+        "WORLD_SIZE: expected an integer, as RANK is set, got nothing; start the program with peertile run or torchrun"
+        ", or unset RANK",
     ),
     (
         {"WORLD_SIZE": "2"},
         {},
         ArgumentError,
-        "RANK: expected an integer, as WORLD_SIZE is set, got nothing; start the program with peertile run or torchrun, "
-        "or unset WORLD_SIZE",
+        "RANK: expected an integer, as WORLD_SIZE is set, got nothing; start the program with peertile run or torchrun"
+        ", or unset WORLD_SIZE",
     ),
     (TORCHRUN | {"RANK": "one"}, {}, ArgumentError, "RANK: expected an integer, got 'one'"),
     (TORCHRUN | {"RANK": "2"}, {}, ArgumentError, "rank: expected 0 to 1, got 2"),
@@ -131,7 +131,8 @@ REFUSED = [
         TORCHRUN,
         {"local_rank": 0},
         ArgumentError,
-        "init(local_rank=0): expected LOCAL_RANK (1), got 0; leave the argument out, or start the program with that number",
+        "init(local_rank=0): expected LOCAL_RANK (1), got 0; "
+        "leave the argument out, or start the program with that number",
     ),
     (
         TORCHRUN,

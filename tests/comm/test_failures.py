@@ -3,7 +3,6 @@
 Programs are started as `launch` and a stand-in for torchrun do it. Every wait here is bounded; nothing sleeps.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -21,12 +20,15 @@ from peertile.comm.supervisor import JobReport, Output, RankEnd, free_port, laun
 from peertile.errors import ArgumentError, PeerFailed, UsageError
 
 TIMEOUT_S = 30
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LEFT = "left the group: its program ended normally"
 
 
 def write(folder, body):
     path = Path(folder) / "program.py"
-    path.write_text("import os, signal, sys, threading\nfrom peertile.comm.launcher import init, program, run, spawn\n" + body)
+    path.write_text(
+        "import os, signal, sys, threading\nfrom peertile.comm.launcher import init, program, run, spawn\n" + body
+    )
     return str(path)
 
 
@@ -38,19 +40,17 @@ def causes(report):
     return {end.rank: (end.status, end.cause) for end in report.ends}
 
 
-def torchrun(path, ranks, port, **variables):
-    """Starts ranks as torchrun does: its variables, one job id, one port."""
+def torchrun(path, ranks, port, *, only=None, **variables):
+    """Starts ranks, or `only` one of them, as torchrun does: its variables, one job id, one port."""
     common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
     common |= {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
     return [
         subprocess.Popen(
             [sys.executable, path],
             env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            **PIPES,
         )
-        for rank in range(ranks)
+        for rank in (range(ranks) if only is None else [only])
     ]
 
 
@@ -64,9 +64,8 @@ def ends(processes):
         return found
     finally:
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
+            process.kill()
+            process.communicate()
 
 
 def last_line(text):
@@ -84,13 +83,14 @@ def test_a_killed_rank_ends_the_waits_of_the_others(ranks, victim, tmp_path):
         tmp_path,
         f"""
 group = init()
-pids = group.exchange(b"%d" % os.getpid(), "pids")
-if group.rank == {victim}:
-    os.kill(os.getpid(), signal.SIGKILL)
 try:
+    group.barrier("all have joined")
+    if group.rank == {victim}:
+        os.kill(os.getpid(), signal.SIGKILL)
     group.barrier("never")
 except Exception as error:
-    assert str(error) == f"rank {victim} failed: its process {{pids[{victim}].decode()}} ended without leaving the group"
+    pid = group.pids[{victim}]
+    assert str(error) == f"rank {victim} failed: its process {{pid}} ended without leaving the group"
     assert str(group.failure()) == str(error)
     assert [state.name for state in group.states()][{victim}] == "DEAD" or {victim} == 0
     sys.exit(7)
@@ -99,7 +99,7 @@ except Exception as error:
     began = time.monotonic()
     report = start(path, ranks)
     assert time.monotonic() - began < 5
-    expected = {rank: (7, "exited with status 7") for rank in range(ranks)}
+    expected = dict.fromkeys(range(ranks), (7, "exited with status 7"))
     expected[victim] = (137, "ended by SIGKILL")
     assert causes(report) == expected
     assert report.status in (7, 137)
@@ -118,7 +118,7 @@ group.barrier("never")
     )
     report = start(path, 3)
     text = f"PeerFailed: rank {victim} failed: ValueError: bad input"
-    expected = {rank: (1, text) for rank in range(3)}
+    expected = dict.fromkeys(range(3), (1, text))
     expected[victim] = (1, "ValueError: bad input")
     assert causes(report) == expected
     assert report.status == 1
@@ -174,7 +174,7 @@ except Exception as error:
 """,
     )
     report = start(path, 3)
-    expected = {rank: (5, "exited with status 5") for rank in range(3)}
+    expected = dict.fromkeys(range(3), (5, "exited with status 5"))
     expected[leaver] = (0, "ended normally")
     assert causes(report) == expected
 
@@ -195,7 +195,11 @@ threading.Event().wait()
     report = start(path, 3, grace_s=0.5)
     assert time.monotonic() - began < 5
     assert (report.status, report.first_failure.rank) == (9, 1)
-    assert causes(report) == {0: (137, "ended by SIGKILL"), 1: (9, "exited with status 9"), 2: (137, "ended by SIGKILL")}
+    assert causes(report) == {
+        0: (137, "ended by SIGKILL"),
+        1: (9, "exited with status 9"),
+        2: (137, "ended by SIGKILL"),
+    }
 
 
 def test_children_of_a_rank_that_failed_are_ended_too(tmp_path):
@@ -204,7 +208,8 @@ def test_children_of_a_rank_that_failed_are_ended_too(tmp_path):
         """
 import subprocess
 read, write = os.pipe()
-subprocess.Popen([sys.executable, "-c", "import threading; print(1, flush=True); threading.Event().wait()"], stdout=write)
+child = [sys.executable, "-c", "import os, threading; os.write(1, b'x'); threading.Event().wait()"]
+subprocess.Popen(child, stdout=write)
 os.read(read, 1)
 os._exit(4)
 """,
@@ -237,7 +242,7 @@ threading.Event().wait()
 """,
     )
     code = f"import sys; from peertile.comm.supervisor import launch; launch([sys.executable, {path!r}], 3)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], **PIPES)
     assert process.stdout.readline() == "ready\n"
     process.kill()
     _, err = process.communicate(timeout=10)  # until the last rank, too, has closed its output
@@ -259,7 +264,7 @@ group.barrier("never") if group.rank else threading.Event().wait()
         f"import sys; from peertile.comm.supervisor import launch; r = launch([sys.executable, {path!r}], 3); "
         "print(sorted(e.status for e in r.ends)); sys.exit(r.status)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    process = subprocess.Popen([sys.executable, "-c", code], **PIPES, process_group=0)
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=10)
@@ -273,7 +278,7 @@ def test_a_job_may_have_a_time_limit(tmp_path):
     path = write(tmp_path, "threading.Event().wait()")
     report = launch([sys.executable, path], 2, timeout_s=0.3)
     assert report.timed_out
-    assert causes(report) == {rank: (143, "ended by SIGTERM") for rank in range(2)}
+    assert causes(report) == dict.fromkeys(range(2), (143, "ended by SIGTERM"))
 
 
 def test_labels_name_the_rank_of_each_line(tmp_path, capfd):
@@ -334,40 +339,41 @@ def test_two_jobs_on_one_port_are_apart_by_their_ids(tmp_path):
 
 @pytest.mark.feature("S5", "cpu")
 def test_ranks_that_do_not_join_are_named(tmp_path):
-    path = write(tmp_path, "sys.exit() if os.environ['RANK'] in '13' else init()")
-    found = ends(torchrun(path, 4, free_port(), PEERTILE_WAIT_TIMEOUT_S="0.5"))
+    path = write(tmp_path, "print('started', flush=True)\ninit()")
+    port = free_port()
+    patient = torchrun(path, 4, port, only=2, PEERTILE_WAIT_TIMEOUT_S="20")
+    assert patient[0].stdout.readline() == "started\n"
+    found = ends(patient + torchrun(path, 4, port, only=0, PEERTILE_WAIT_TIMEOUT_S="0.5"))
     text = "ranks 1, 3 of 4 did not join within 0.5 s (PEERTILE_WAIT_TIMEOUT_S)"
-    for rank in (0, 2):
-        assert last_line(found[rank][2]) == f"peertile.errors.WaitTimeout: rank {rank} cannot join: {text}"
+    for rank, (status, _, err) in zip((2, 0), found, strict=True):
+        assert (status, last_line(err)) == (1, f"peertile.errors.WaitTimeout: rank {rank} cannot join: {text}")
 
 
 def test_a_missing_rank_0_is_named(tmp_path):
-    path = write(tmp_path, "sys.exit() if os.environ['RANK'] == '0' else init(port=8361)")
-    found = ends(torchrun(path, 2, free_port(), PEERTILE_WAIT_TIMEOUT_S="0.3"))
-    assert last_line(found[1][2]) == (
+    path = write(tmp_path, "init(port=8361)")
+    ((_, _, err),) = ends(torchrun(path, 2, free_port(), only=1, PEERTILE_WAIT_TIMEOUT_S="0.3"))
+    assert last_line(err) == (
         "peertile.errors.WaitTimeout: rank 1: rank 0 did not open the rendezvous on port 8361 within 0.3 s "
         "(PEERTILE_WAIT_TIMEOUT_S); was it started, with the same port?"
     )
 
 
 def test_a_rank_that_comes_twice_is_refused(tmp_path):
-    path = write(tmp_path, "group = init()\ngroup.barrier()\nprint('in', flush=True)\nsys.stdin.read()\n")
+    path = write(tmp_path, "group = init()\nprint('in', flush=True)\nsys.stdin.read()\n")
     port = free_port()
-    job = [*torchrun(path, 2, port), *torchrun(path, 2, port)[1:]]
-    found = sorted(last_line(err) for _, _, err in ends(job))
-    assert found[:2] == ["", ""]
-    assert found[2].startswith("peertile.errors.SymmetryError: rank 1 cannot join: rank 1 has joined this job already")
+    job = torchrun(path, 2, port)
+    assert [process.stdout.readline() for process in job] == ["in\n", "in\n"]
+    found = ends(torchrun(path, 2, port, only=1) + job)
+    assert last_line(found[0][2]) == (
+        f"peertile.errors.SymmetryError: rank 1 cannot join: rank 1 has joined this job already as process {job[1].pid}"
+    )
+    assert found[1:] == [(0, "", "")] * 2
 
 
 def test_ranks_that_disagree_about_their_number_are_refused(tmp_path):
-    path = write(tmp_path, "init(ranks=3 if os.environ.pop('WORLD_SIZE') and os.environ['RANK'] == '1' else 2)")
-    body = "rank, size = int(os.environ['R']), 3 if os.environ['R'] == '1' else 2\ninit(rank=rank, ranks=size, port=int(os.environ['P']))\n"
-    path = write(tmp_path, body)
+    path = write(tmp_path, "rank = int(os.environ['R'])\ninit(rank=rank, ranks=2 + rank, port=int(os.environ['P']))\n")
     port = str(free_port())
-    processes = [
-        subprocess.Popen([sys.executable, path], env=os.environ | {"R": r, "P": port}, stdout=-1, stderr=-1, text=True)
-        for r in "01"
-    ]
+    processes = [subprocess.Popen([sys.executable, path], env=os.environ | {"R": r, "P": port}, **PIPES) for r in "01"]
     text = "ranks disagree about the number of ranks: rank 0: 2; rank 1: 3"
     for rank, (status, _, err) in enumerate(ends(processes)):
         assert (status, last_line(err)) == (1, f"peertile.errors.SymmetryError: rank {rank} cannot join: {text}")

@@ -8,6 +8,7 @@ from tests.ir.cases import CASES, kernel_text
 from peertile import dtypes
 from peertile.errors import CompileError
 from peertile.ir import ops
+from peertile.ir import text as text_form
 from peertile.ir.core import Block, Builder, Kernel
 from peertile.ir.text import parse_kernel, print_kernel
 from peertile.ir.types import (
@@ -146,3 +147,10 @@ def test_text_error_says_line_and_column(text: str) -> None:
         parse_kernel(text)
     source = text.splitlines()[line - 1]
     assert str(caught.value) == f"IR text, line {line}, column {column}: {message}\n  {source}\n  {' ' * column}^"
+
+
+@pytest.mark.parametrize("e", text_form._ENUMS.values(), ids=lambda e: e.__name__)
+def test_every_member_of_an_enum_is_read(e) -> None:
+    for member in e:
+        kernel = parse_kernel(f"kernel @k() {{ fence(scope={e.__name__}.{member.value}) }}")
+        assert kernel.body.ops[0].attrs["scope"] is member

@@ -36,7 +36,7 @@ class Binary:
 
     target: str
     entry: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     scratch_bytes: int
     waits: bool
     places: tuple[Place, ...]

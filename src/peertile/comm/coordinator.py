@@ -377,8 +377,7 @@ class Coordinator:
     def _reply(self, rank: int, reply: Reply, drop: tuple[int, ...] = ()) -> None:
         for fd in drop:
             self._close_fd(fd)
-        if rank not in self._gone:
-            self._deliver(rank, reply, ())
+        self._deliver(rank, reply, ())  # also to one that is gone: a thread that was given up may still wait
 
 
 def _failed(ticket: int, rank: int, cause: str) -> Reply:

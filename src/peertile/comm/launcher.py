@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ from peertile.comm.lifeline import FunctionTask, Lifeline, Raised, Report, Retur
 from peertile.comm.rendezvous import Link, LocalHub, LocalLink, SocketLink, connect, serve
 from peertile.comm.supervisor import launch
 from peertile.config import config
-from peertile.errors import ArgumentError, LaunchError, PeerFailed, UsageError, WaitTimeout
+from peertile.errors import ArgumentError, LaunchError, PeerFailed, PeertileError, UsageError, WaitTimeout
 from peertile.runtime.device import Device
 from peertile.runtime.registry import open_device, use_device
 
@@ -35,6 +36,7 @@ __all__ = ["Program", "current_group", "init", "lifeline", "program", "report_fa
 
 _THREAD_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 2.0
+_LINGER_S = 1.0
 
 
 class _ThisProcess:
@@ -95,7 +97,12 @@ def init(
     else:
         bound = config().wait_timeout_s
         server = serve(place.port, place.job, place.size, bound) if place.rank == 0 else None
-        socket_link = connect(place.port, place.job, place.rank, place.size, bound)
+        try:
+            socket_link = connect(place.port, place.job, place.rank, place.size, bound)
+        except PeertileError:
+            if server is not None:
+                server.join(_LINGER_S)  # the others are to hear why, too
+            raise
         socket_link.server = server
         link = socket_link
     group = Group(
@@ -172,7 +179,7 @@ def spawn(
     if ranks < 1:
         raise ArgumentError(f"spawn(ranks={ranks}): expected at least 1, got {ranks}")
     if model is RankModel.THREADS:
-        return _run_threads(function, ranks, args)
+        return _run_threads(function, ranks, args, timeout_s)
     results: list[Any] = [None] * ranks
     raised: dict[int, Raised] = {}
 
@@ -185,9 +192,7 @@ def spawn(
     command = [sys.executable, *_flags(), "-c", "from peertile.comm.child import main; main()"]
     report = launch(command, ranks, task=_task(function, args), timeout_s=timeout_s, on_message=take)
     if report.timed_out:
-        raise WaitTimeout(
-            f"spawn({function.__qualname__}): expected its ranks to end within {timeout_s} s; they did not"
-        )
+        raise _time_limit(function, timeout_s)
     if report.status == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     failure = report.first_failure
@@ -223,7 +228,9 @@ def _run_here(main: Callable[..., Any], args: Sequence[Any], ranks: int | None, 
         raise
 
 
-def _run_threads(main: Callable[..., Any], ranks: int, args: Sequence[Any]) -> list[Any]:
+def _run_threads(
+    main: Callable[..., Any], ranks: int, args: Sequence[Any], timeout_s: float | None = None
+) -> list[Any]:
     """All ranks as threads of this process."""
     hub = LocalHub(ranks)
     results: list[Any] = [None] * ranks
@@ -253,8 +260,11 @@ def _run_threads(main: Callable[..., Any], ranks: int, args: Sequence[Any]) -> l
     for thread in threads:
         thread.start()
     try:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in threads:
-            thread.join()
+            thread.join(None if end is None else max(end - time.monotonic(), 0.0))
+        if any(thread.is_alive() for thread in threads):
+            raise _time_limit(main, timeout_s)
     except BaseException as error:
         for rank in range(ranks):
             hub.tell(rank, Dying(describe(error)))
@@ -266,6 +276,11 @@ def _run_threads(main: Callable[..., Any], ranks: int, args: Sequence[Any]) -> l
         rank, first = (blamed or failures)[0]
         raise PeerFailed(rank, describe(first)) from first
     return results
+
+
+def _time_limit(function: Callable[..., Any], timeout_s: float | None) -> WaitTimeout:
+    name = getattr(function, "__qualname__", repr(function))
+    return WaitTimeout(f"spawn({name}): expected its ranks to end within {timeout_s} s; they did not")
 
 
 def _own_command(ranks: int) -> list[str]:

@@ -33,6 +33,7 @@ from peertile.errors import PeerFailed, SymmetryError, UnsupportedError, UsageEr
 
 __all__ = ["Link", "LocalHub", "LocalLink", "Server", "SocketLink", "connect", "serve"]
 
+_LINGER_S = 0.5  # a job that cannot start tells ranks that come late why, for so long
 _ANSWER_MARGIN_S = 5.0  # the coordinator ends calls on time; beyond this it is itself stuck
 
 
@@ -156,6 +157,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._coordinator: Coordinator | None = None
+        self._refusal: Refused | None = None
         self._over = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
@@ -195,15 +197,19 @@ class Server:
         now = time.monotonic()
         if self._coordinator is not None:
             self._coordinator.expire(now)
+        elif self._refusal is not None:
+            self._over = self._over or now >= self._deadline
         elif now >= self._deadline:
             missing = [rank for rank in range(self._size) if rank not in self._peers]
-            text = (
-                f"{name_ranks(missing)} of {self._size} did not join within {self._timeout_s:g} s "
-                f"(PEERTILE_WAIT_TIMEOUT_S)"
-            )
-            for peer in self._peers.values():
-                peer.send(Refused(text, disagreed=False))
-            self._over = True
+            bound = f"{self._timeout_s:g} s (PEERTILE_WAIT_TIMEOUT_S)"
+            self._refuse(f"{name_ranks(missing)} of {self._size} did not join within {bound}", disagreed=False)
+
+    def _refuse(self, text: str, *, disagreed: bool) -> None:
+        """The job cannot start: those who have joined hear it now, late ones for a while longer."""
+        self._refusal = Refused(text, disagreed)
+        self._deadline = time.monotonic() + _LINGER_S
+        for peer in self._peers.values():
+            peer.send(self._refusal)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -232,11 +238,11 @@ class Server:
 
     def _join(self, peer: _Peer, hello: Hello) -> None:
         other = self._peers.get(hello.rank)
-        if hello.size != self._size:
-            text = f"ranks disagree about the number of ranks: rank 0: {self._size}; rank {hello.rank}: {hello.size}"
-            for everyone in [peer, *self._peers.values()]:
-                everyone.send(Refused(text, disagreed=True))
-            self._over = True
+        if self._refusal is None and hello.size != self._size:
+            sizes = f"rank 0: {self._size}; rank {hello.rank}: {hello.size}"
+            self._refuse(f"ranks disagree about the number of ranks: {sizes}", disagreed=True)
+        if self._refusal is not None:
+            peer.send(self._refusal)
         elif other is not None or self._coordinator is not None:
             who = f" as process {other.pid}" if other is not None else ""
             peer.send(Refused(f"rank {hello.rank} has joined this job already{who}", disagreed=True))

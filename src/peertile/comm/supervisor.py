@@ -181,16 +181,21 @@ class _Job:
         stdout = subprocess.PIPE if self._output.labels else 2 if self._output.stdout_to_stderr else None
         # A rank is in the background of the terminal: reading from it would stop the rank for good.
         inherits = number == 0 and not (sys.__stdin__ is None or sys.__stdin__.closed or sys.__stdin__.isatty())
-        process = subprocess.Popen(
-            list(command),
-            env=env,
-            stdin=None if inherits else subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE if self._output.labels else None,
-            pass_fds=(theirs.fileno(),),
-            process_group=0,
-        )
-        theirs.close()
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=env,
+                stdin=None if inherits else subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.PIPE if self._output.labels else None,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        except BaseException:
+            lifeline.close()
+            raise
+        finally:
+            theirs.close()
         rank = _Rank(number, process, lifeline)
         self.ranks.append(rank)
         if task is not None:

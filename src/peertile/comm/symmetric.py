@@ -124,7 +124,7 @@ class SymmetricHeap:
         self._arena = _Arena(self.size_bytes)
         self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
         self._channels: list[_Channel] = []
-        self._forget_recover = group.on_recover(self._recover)
+        group.on_recover(self._recover)
 
     # ---------------------------------------------------------------- allocation
 
@@ -240,7 +240,7 @@ class SymmetricHeap:
         for storage, _ in self._objects.values():
             for lease in list(storage.leases):
                 lease.holder.wait_done()
-        self._forget_recover()
+        self.group.forget_recover(self._recover)
         try:
             if self.group.failure() is None:
                 self.group.barrier("SymmetricHeap.close")

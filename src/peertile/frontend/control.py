@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from peertile.dtypes import b1
 from peertile.frontend.convert import constant
 from peertile.frontend.merge import VALUE, Carried, merge
 from peertile.frontend.scope import Binding, Build, Exit, Flow, Region, RegionKind
 from peertile.frontend.values import Abstract, Known, Poison, Tile, Tup, describe
-from peertile.dtypes import b1
 from peertile.ir import ops
 from peertile.ir.core import Block, Value
 from peertile.ir.ops import Binary, Unary

@@ -15,7 +15,7 @@ from peertile.frontend.values import Abstract, Known, Tile, Tup, describe, is_nu
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Rounding
-from peertile.ir.types import INDEX, MAX_TILE_RANK, TileType
+from peertile.ir.types import MAX_TILE_RANK, TileType
 
 __all__ = [
     "broadcast_shapes",
@@ -81,9 +81,7 @@ def constant(b: Build, value: bool | int | float, dtype: DType, shape: tuple[int
     return broadcast_to(b, b.builder.value(ops.Const, (), TileType(dtype), value=fitted), shape)
 
 
-def cast(
-    b: Build, value: Value, dtype: DType, rounding: Rounding = Rounding.DEFAULT, saturate: bool = False
-) -> Value:
+def cast(b: Build, value: Value, dtype: DType, rounding: Rounding = Rounding.DEFAULT, saturate: bool = False) -> Value:
     """`value` with elements of `dtype`; itself where it has them."""
     t = value.type
     assert isinstance(t, TileType)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from peertile.dtypes import b1
 from peertile.frontend.scope import Build
 from peertile.frontend.values import Abstract, Barrier, Counter, Mailbox, Peer, Signal
 from peertile.ir import ops
@@ -39,9 +38,7 @@ def num_ranks_of(b: Build, value: Value) -> Value:
 
 def group_object(b: Build, role: str) -> Value:
     """An object of the one group in play; an error where there is none, or more than one."""
-    objects = {
-        name: p for name, p in b.params.items() if isinstance(p, Peer | Signal | Counter | Barrier | Mailbox)
-    }
+    objects = {name: p for name, p in b.params.items() if isinstance(p, Peer | Signal | Counter | Barrier | Mailbox)}
     if not objects:
         b.fail(
             f"{role}: expected one group in play, got none: no parameter is T.Peer, T.Signal, T.Counter, T.Barrier "

@@ -223,7 +223,8 @@ def _box_tile(b: Build, box: Mailbox, value: Abstract, role: str) -> Value:
         b.fail(f"{role}: expected a tile {expected}, got {value.type}; convert it with .astype({box.name}.dtype)")
     if value.type.shape != t.tile_shape:
         b.fail(
-            f"{role}: expected a tile {expected}, got {value.type}; reshape it, or make the mailbox with that tile shape"
+            f"{role}: expected a tile {expected}, got {value.type}; "
+            "reshape it, or make the mailbox with that tile shape"
         )
     return value.value
 

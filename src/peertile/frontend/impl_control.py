@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import peertile.language as T
-from peertile.dtypes import b1, i64
+from peertile.dtypes import b1
 from peertile.frontend.control import truth
 from peertile.frontend.convert import constant, int_arg, tile_arg, unify
 from peertile.frontend.groups import group_object, num_ranks_of, rank_of

@@ -25,11 +25,10 @@ from peertile.frontend.values import (
     View,
     describe,
 )
-from peertile.dtypes import i64
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Compare, Padding
-from peertile.ir.types import INDEX, Access, Space, SymmetricType, TileType, ViewType
+from peertile.ir.types import INDEX, Space, SymmetricType, TileType, ViewType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 __all__ = ["num_tiles"]
@@ -46,7 +45,9 @@ def _padding(b: Build, value: Abstract, dtype: T.DType, role: str) -> Padding:
     padding = enum_arg(b, value, Padding, f"{role}: padding", _PADDING)
     assert isinstance(padding, Padding)
     if padding is not Padding.ZERO and not dtype.is_float:
-        b.fail(f"{role}: padding: {padding.value} needs a float dtype, got {dtype.name}; load, then select with T.where")
+        b.fail(
+            f"{role}: padding: {padding.value} needs a float dtype, got {dtype.name}; load, then select with T.where"
+        )
     if padding in (Padding.INF, Padding.NEG_INF) and dtype.name == "f8e4m3":
         b.fail(f"{role}: padding: f8e4m3 has no infinity, got {padding.value}; load, cast, then select with T.where")
     return padding
@@ -71,14 +72,14 @@ def _tile_to_store(b: Build, value: Abstract, t: ViewType, shape: tuple[int, ...
     role = f"store to `{name}`"
     if isinstance(value, Known) and isinstance(value.value, bool | int | float):
         if shape is None:
-            b.fail(f"{role}: expected a tile, got {describe(value)}; write T.full(shape, {value.value!r}, {name}.dtype)")
+            b.fail(
+                f"{role}: expected a tile, got {describe(value)}; write T.full(shape, {value.value!r}, {name}.dtype)"
+            )
         return constant(b, value.value, t.dtype, shape)
     if not isinstance(value, Tile):
         b.fail(f"{role}: expected a tile, got {describe(value)}")
     if value.type.dtype != t.dtype and not value.weak:
-        b.fail(
-            f"{role}: expected dtype {t.dtype.name}, got {value.type}; convert it with .astype({name}.dtype)"
-        )
+        b.fail(f"{role}: expected dtype {t.dtype.name}, got {value.type}; convert it with .astype({name}.dtype)")
     if shape is None:
         if value.type.rank != t.rank:
             b.fail(f"{role}: expected a tile of {t.rank} axes, got {value.type}")
@@ -399,9 +400,7 @@ def _word_view(b: Build, word: Abstract, rank: Abstract, role: str) -> View:
     if rank != NONE:
         b.fail(f"{role}: rank: expected a T.Peer parameter with it, got {describe(word)}; drop rank=")
     if isinstance(word, ExclusiveTile):
-        b.fail(
-            f"{role}: expected a view that other agents see, got {describe(word)}; use a T.Peer parameter for words"
-        )
+        b.fail(f"{role}: expected a view that other agents see, got {describe(word)}; use a T.Peer parameter for words")
     if not isinstance(word, View):
         b.fail(f"{role}: word: expected a T.Peer parameter or a view of one, got {describe(word)}")
     return word

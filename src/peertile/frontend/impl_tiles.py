@@ -395,7 +395,8 @@ def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract) -> Abstract:
     for role, v in (("a", a), ("b", b)):
         if not isinstance(v, Tile) or v.type.rank not in (2, 3):
             build.fail(f"T.mma: {role}: expected a tile of 2 or 3 axes, got {describe(v)}")
-    assert isinstance(a, Tile) and isinstance(b, Tile)
+    assert isinstance(a, Tile)
+    assert isinstance(b, Tile)
     x, y = a.type, b.type
     if x.dtype != y.dtype:
         build.fail(f"T.mma: expected a and b of one dtype, got {x} and {y}; convert one with .astype(...)")
@@ -427,4 +428,3 @@ def _pointer_dtype(b: Build, self: Abstract) -> Abstract:
 def _pointer_shape(b: Build, self: Abstract) -> Abstract:
     assert isinstance(self, Pointer)
     return known_tuple(self.type.shape)
-

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from peertile.dtypes import b1, f32, i64
 from peertile.frontend.convert import broadcast_to, cast, constant, default_dtype, number
 from peertile.frontend.scope import Binding, Build, Env, Exit
 from peertile.frontend.values import (
@@ -25,7 +26,6 @@ from peertile.frontend.values import (
     ir_values,
     is_number,
 )
-from peertile.dtypes import b1, f32, i64
 from peertile.ir.core import Op, Value
 from peertile.ir.types import PointerType, TileType, TokenType, Type
 from peertile.source import Loc
@@ -157,9 +157,7 @@ def _depends(name: str, bindings: Sequence[Binding]) -> Poison:
     return Poison(f"Type of `{name}` depends on path taken: {' vs. '.join(parts)}")
 
 
-def merge(
-    b: Build, exits: list[Exit], *, dummies: bool = False
-) -> tuple[list[Type], Callable[[Sequence[Value]], Env]]:
+def merge(b: Build, exits: list[Exit], *, dummies: bool = False) -> tuple[list[Type], Callable[[Sequence[Value]], Env]]:
     """Joins the environments of `exits` where they meet, in the current block.
 
     Sets the operands of each exit's terminator and returns their types, and a function from the results
@@ -215,9 +213,7 @@ def merge(
     return types, finish
 
 
-def _plan(
-    b: Build, name: str, bindings: Sequence[Binding]
-) -> tuple[Any, list[Known | tuple[Type, bool]]] | Poison:
+def _plan(b: Build, name: str, bindings: Sequence[Binding]) -> tuple[Any, list[Known | tuple[Type, bool]]] | Poison:
     flat = [_flatten(binding.value) for binding in bindings]
     structure = flat[0][0]
     fixed = all(b.visible(v) for part in _fixed_parts(structure) for v in ir_values(part))
@@ -370,18 +366,18 @@ class Carried:
         if slot.name not in self._slots:
             return None
         if isinstance(binding.value, Poison):
-            return self._give_up(slot.name, binding.value)
+            return self._given_up(slot.name, binding.value)
         structure, leaves = _flatten(binding.value)
         visible = all(b.visible(v) for part in _fixed_parts(structure) for v in ir_values(part))
         if structure != slot.structure or not visible:
-            return self._give_up(slot.name, _depends(slot.name, [slot.before, binding]))
+            return self._given_up(slot.name, _depends(slot.name, [slot.before, binding]))
         values = []
         for leaf, carried in zip(leaves, slot.leaves, strict=True):
             if _fits(leaf, carried.type):
                 with b.before(op):
                     values.append(_coerce(b, leaf, carried.type))
             elif not self._refine(carried, leaf):
-                return self._give_up(slot.name, _depends(slot.name, [slot.before, binding]))
+                return self._given_up(slot.name, _depends(slot.name, [slot.before, binding]))
         return values if len(values) == len(leaves) else None
 
     def _refine(self, carried: _Leaf, leaf: Abstract) -> bool:
@@ -399,7 +395,8 @@ class Carried:
         carried.type, carried.weak = t, weak
         return True
 
-    def _give_up(self, name: str, poison: Poison) -> None:
+    def _given_up(self, name: str, poison: Poison) -> list[Value] | None:
+        """None, after the variable was made unreadable: at the start of a trip, and behind the loop."""
         self._dead[name] = poison
         self._slots.pop(name, None)
-
+        return None

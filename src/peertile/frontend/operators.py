@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from peertile.dtypes import i64
-from peertile.frontend.convert import broadcast_to, cast, constant, default_dtype, pair
+from peertile.frontend.convert import broadcast_to, cast, constant, pair
 from peertile.frontend.scope import Build
 from peertile.frontend.values import Abstract, Known, Pointer, Tile, Tup, describe, is_number
 from peertile.ir import ops
@@ -113,9 +113,7 @@ def binary(b: Build, op: type[ast.operator], left: Abstract, right: Abstract) ->
     return elementwise(b, fn, left, right, f"`{symbol}`")
 
 
-def _fold(
-    b: Build, symbol: str, fold: Callable[[Any, Any], Any], left: Abstract, right: Abstract
-) -> Abstract | None:
+def _fold(b: Build, symbol: str, fold: Callable[[Any, Any], Any], left: Abstract, right: Abstract) -> Abstract | None:
     try:
         x, y = as_value(left), as_value(right)
     except TypeError:
@@ -173,7 +171,8 @@ def _pointer_arithmetic(b: Build, symbol: str, left: Abstract, right: Abstract) 
     if from_shape != to_shape:
         if from_shape and to_shape and from_shape != to_shape:
             b.fail(
-                f"`{symbol}`: pointers {left.type} and offsets {right.type}: expected one shape, or a scalar on one side"
+                f"`{symbol}`: pointers {left.type} and offsets {right.type}: expected one shape, "
+                "or a scalar on one side"
             )
         shape = from_shape or to_shape
     pointer = left.value
@@ -181,13 +180,17 @@ def _pointer_arithmetic(b: Build, symbol: str, left: Abstract, right: Abstract) 
     if p.shape != shape:
         pointer = b.builder.value(ops.PtrBroadcast, (pointer,), PointerType(p.dtype, shape, p.space))
     return Pointer(
-        b.builder.value(
-            ops.PtrOffset, (pointer, broadcast_to(b, offset, shape)), PointerType(p.dtype, shape, p.space)
-        )
+        b.builder.value(ops.PtrOffset, (pointer, broadcast_to(b, offset, shape)), PointerType(p.dtype, shape, p.space))
     )
 
 
 # ---------------------------------------------------------------- unary
+
+_UNARY: Final[dict[type[ast.unaryop], tuple[str, Callable[[Any], Any]]]] = {
+    ast.USub: ("-", operator.neg),
+    ast.UAdd: ("+", operator.pos),
+    ast.Invert: ("~", operator.invert),
+}
 
 
 def negate(b: Build, value: Abstract) -> Abstract:
@@ -197,10 +200,10 @@ def negate(b: Build, value: Abstract) -> Abstract:
 
 def unary(b: Build, op: type[ast.unaryop], value: Abstract) -> Abstract:
     """`-x`, `+x`, `~x` (`not x` is a condition)."""
-    symbol = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}[op]  # type: ignore[index]
+    symbol, fold = _UNARY[op]
     if isinstance(value, Known) and is_number(value):
         try:
-            return Known({"-": operator.neg, "+": operator.pos, "~": operator.invert}[symbol](value.value))
+            return Known(fold(value.value))
         except TypeError as error:
             b.fail(f"`{symbol}`: {describe(value)}: {error}")
     if not isinstance(value, Tile):

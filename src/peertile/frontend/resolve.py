@@ -29,14 +29,12 @@ BUILTINS: Final[dict[str, Any]] = {
 }
 """Builtins that a kernel may call, on compile-time values."""
 
-ONLY_MATH: Final = frozenset(
-    f for f in (getattr(math, n) for n in dir(math)) if isinstance(f, BuiltinFunctionType)
-)
+ONLY_MATH: Final = frozenset(f for f in (getattr(math, n) for n in dir(math)) if isinstance(f, BuiltinFunctionType))
 """Functions of Python's `math`, computed at compile time."""
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """"; did you mean `x`?" for the nearest candidate, or nothing."""
+    """ "; did you mean `x`?" for the nearest candidate, or nothing."""
     found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean `{found[0]}`?" if found else ""
 
@@ -79,9 +77,7 @@ def lookup(b: Build, name: str) -> Abstract:
     found, obj = _captured(fn, name)
     if not found:
         visible = [*function.env, *function.assigned, *fn.__globals__, *BUILTINS, *fn.__code__.co_freevars]
-        b.fail(
-            f"`{name}` is not defined{did_you_mean(name, (n for n in visible if not n.startswith('<')))}"
-        )
+        b.fail(f"`{name}` is not defined{did_you_mean(name, (n for n in visible if not n.startswith('<')))}")
     value = lift(b, obj, f"`{name}`, captured from outside the kernel")
     if isinstance(obj, bool | int | float | str | None | tuple | DType | Enum):
         b.captures[f"{fn.__module__}.{fn.__qualname__}:{name}"] = obj

@@ -48,8 +48,8 @@ __all__ = [
     "Tup",
     "View",
     "describe",
-    "is_number",
     "ir_values",
+    "is_number",
 ]
 
 

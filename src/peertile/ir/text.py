@@ -413,7 +413,9 @@ class _Parser:
             self.at -= 1
             self.fail(f"expected a value, got {name!r}")
         self.expect(".")
-        member = self.take("name", f"a member of {name}")
+        # Padding.inf looks like a number.
+        member = self.tokens[self.at][1]
+        self.at += 1
         try:
             return _ENUMS[name](member)
         except ValueError:

@@ -11,7 +11,7 @@ from enum import Enum
 from types import FunctionType
 from typing import Any, Final
 
-from peertile.dtypes import DType
+from peertile.dtypes import DType, b1, f32, i64
 from peertile.errors import CompileError, UnsupportedError
 from peertile.ir.types import Access
 from peertile.language.objects import (
@@ -30,7 +30,7 @@ from peertile.language.word import REQUIRED, KernelOnly
 from peertile.language.word import read_signature as read_parameters
 from peertile.source import Loc
 
-__all__ = ["Const", "ConstOf", "KernelParam", "Role", "read_signature"]
+__all__ = ["REQUIRED", "Const", "ConstOf", "KernelParam", "Role", "read_signature"]
 
 
 class Role(Enum):
@@ -103,6 +103,7 @@ _ROLES: Final[dict[type, Role]] = {
     Mailbox: Role.MAILBOX,
     Pointer: Role.POINTER,
 }
+_PYTHON_SCALARS: Final[dict[Any, DType]] = {bool: b1, int: i64, float: f32}
 _TYPES: Final = (
     "T.Exclusive, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, "
     "T.Const[...], or a dtype such as T.i32 for a scalar"
@@ -135,6 +136,8 @@ def _param(name: str, annotation: Any, default: Any, unsafe: bool, loc: Loc) -> 
             f"parameter `{name}`: T.Multicast is not supported by this version of peertile; "
             "use T.Peer and loop over T.ranks()"
         )
+    if isinstance(annotation, type) and annotation in _PYTHON_SCALARS:
+        return KernelParam(name, Role.SCALAR, default, dtype=_PYTHON_SCALARS[annotation])
     if annotation is Const:
         return KernelParam(name, Role.CONST, default)
     if isinstance(annotation, ConstOf):

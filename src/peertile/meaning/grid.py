@@ -43,6 +43,8 @@ class Schedule(Enum):
 
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"
+    SKEWED = "skewed"
+    """By random priorities that change now and then: some programs run far ahead, others stall."""
 
 
 class PerRank(tuple[Any, ...]):
@@ -161,6 +163,7 @@ class _Agent:
     events: Iterator[Event]
     event: Event | None = None
     done: bool = False
+    priority: float = 0.0
 
     @property
     def ready(self) -> bool:
@@ -170,23 +173,20 @@ class _Agent:
 class _Scheduler:
     def __init__(self, agents: list[_Agent], schedule: Schedule, seed: int, max_steps: int) -> None:
         self.agents = agents
-        self.random = random.Random(seed) if schedule is Schedule.RANDOM else None
+        self.schedule = schedule
+        self.random = random.Random(seed)
         self.max_steps = max_steps
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
         outcome = self.outcome
-        turn = 0
         while True:
             ready = [a for a in self.agents if a.ready]
             if not ready:
                 break
             if outcome.steps >= self.max_steps:
                 break
-            # Round robin by position: `turn` walks on even as the list of ready agents changes.
-            agent = self.random.choice(ready) if self.random else ready[turn % len(ready)]
-            turn += 1
-            self.advance(agent)
+            self.advance(self.choose(ready))
         kind = FaultKind.DEADLOCK if outcome.steps < self.max_steps else FaultKind.STEP_LIMIT
         for agent in self.agents:
             if not agent.done:
@@ -195,6 +195,17 @@ class _Scheduler:
             p = agent.program
             outcome.printed += [Printed(p.rank, p.index, prefix, values) for prefix, values in p.printed]
         return outcome
+
+    def choose(self, ready: list[_Agent]) -> _Agent:
+        if self.schedule is Schedule.ROUND_ROBIN:
+            # By position: it walks on even as the list of ready agents changes.
+            return ready[self.outcome.steps % len(ready)]
+        if self.schedule is Schedule.RANDOM:
+            return self.random.choice(ready)
+        if self.outcome.steps == 0 or self.random.random() < 1 / 16:
+            for agent in self.agents:
+                agent.priority = self.random.random()
+        return max(ready, key=lambda agent: agent.priority)
 
     def advance(self, agent: _Agent) -> None:
         """Lets `agent` run to its next event."""

@@ -19,7 +19,7 @@ from peertile.ir.core import Block, Builder, Kernel, Op, Value
 from peertile.ir.ops import Binary, CheckKind, Compare
 from peertile.ir.types import INDEX, Access, ObjectType, Space, SymmetricType, TileType, ViewType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
-from peertile.passes.rewrite import Scalars
+from peertile.passes.rewrite import Scalars, constant_of
 
 __all__ = ["WORD", "Emitter", "expand_signals", "name_of"]
 
@@ -83,13 +83,36 @@ class Emitter(Scalars):
 
     def check_slot(self, slot: Value, words: Value, name: str) -> None:
         """Slots are checked, but for the program index itself: the launcher compares it with the rows."""
-        if type(slot.op) is ops.ProgramId and self.kernel.grid_rank == 1:
-            return
-        rows = self.b.value(ops.Extent, (words,), INDEX, axis=0)
-        self.check_inside(slot, rows, f"slot of {name} is out of bounds")
+        if not _is_program(slot):
+            rows = self.b.value(ops.Extent, (words,), INDEX, axis=0)
+            self.check_inside(slot, rows, f"slot of {name} is out of bounds")
 
     def check_rank(self, rank: Value, words: Value, name: str) -> None:
-        self.check_inside(rank, self.num_ranks(words), f"rank of {name} is out of bounds")
+        if not _is_rank(rank):
+            self.check_inside(rank, self.num_ranks(words), f"rank of {name} is out of bounds")
+
+
+def _is_program(v: Value) -> bool:
+    """Whether `v` is made of ids and counts of programs alone, as the index of a program is."""
+    op = v.op
+    if isinstance(op, ops.BinaryOp) and op.attrs["fn"] in (Binary.ADD, Binary.MUL):
+        return all(map(_is_program, op.operands))
+    return isinstance(op, ops.ProgramId)
+
+
+def _is_rank(v: Value) -> bool:
+    """Whether `v` is a rank by construction: one's own, the variable of a loop over ranks, or modulo their number."""
+    op = v.op
+    if op is None:
+        loop = v.owner.parent if isinstance(v.owner, Block) else None
+        if not isinstance(loop, ops.For) or v.index != 0:
+            return False
+        low, high = loop.operands[:2]
+        first = constant_of(low)
+        return isinstance(high.op, ops.NumRanks) and (_is_rank(low) if first is None else first >= 0)
+    if isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MOD:
+        return isinstance(op.operands[1].op, ops.NumRanks)
+    return type(op) is ops.Rank
 
 
 def expand_signals(kernel: Kernel) -> Kernel:
@@ -124,7 +147,7 @@ def _to_peers(e: Emitter, op: Op, words: Value, body: Callable[[Value], None]) -
 def _notify(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, sent = e.field(signal, "arrived"), e.field(signal, "sent")
-    e.check_slot(slot, sent, name_of(signal))
+    e.check_slot(slot, arrived, name_of(signal))
     me = e.rank(arrived)
 
     def to(rank: Value) -> None:
@@ -138,7 +161,7 @@ def _notify(e: Emitter, op: Op) -> None:
 def _wait_signal(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, seen = e.field(signal, "arrived"), e.field(signal, "seen")
-    e.check_slot(slot, seen, name_of(signal))
+    e.check_slot(slot, arrived, name_of(signal))
     mine = e.at(arrived, e.rank(arrived))
 
     def source(rank: Value) -> None:
@@ -153,8 +176,8 @@ def _counter_add(e: Emitter, op: Op) -> None:
     counter, slot, amount, rank = op.operands
     count = e.field(counter, "count")
     e.check_rank(rank, count, name_of(counter))
+    e.check_slot(slot, count, name_of(counter))
     there = e.at(count, rank)
-    e.check_slot(slot, there, name_of(counter))
     e.b.value(
         ops.WordRmw, (there, e.bitcast(amount, WORD), slot, e.const(0)), WORD,
         rmw=Rmw.ADD, order=Order.RELEASE, scope=Scope.SYSTEM,
@@ -164,7 +187,7 @@ def _counter_add(e: Emitter, op: Op) -> None:
 def _counter_wait(e: Emitter, op: Op) -> None:
     counter, slot, n = op.operands
     count, base = e.field(counter, "count"), e.field(counter, "base")
-    e.check_slot(slot, base, name_of(counter))
+    e.check_slot(slot, count, name_of(counter))
     zero = e.const(0)
     target = e.add(e.load(base, slot, zero), e.bitcast(n, WORD))
     e.wait(e.at(count, e.rank(count)), target, slot, zero, what=name_of(counter))

@@ -83,11 +83,16 @@ class Scalars:
 
     def program(self, grid_rank: int) -> Value:
         """Linear index of this program; axis 0 changes fastest."""
-        p = self.b.value(ops.ProgramId, (), INDEX, axis=grid_rank - 1)
-        for axis in reversed(range(grid_rank - 1)):
-            n = self.b.value(ops.NumPrograms, (), INDEX, axis=axis)
-            p = self.add(self.mul(p, n), self.b.value(ops.ProgramId, (), INDEX, axis=axis))
-        return p
+        # Written as the frontend writes it, so that both are shared.
+        index = self.b.value(ops.ProgramId, (), INDEX, axis=0)
+        if grid_rank == 1:
+            return index
+        stride = self.b.value(ops.NumPrograms, (), INDEX, axis=0)
+        for axis in range(1, grid_rank):
+            index = self.add(index, self.mul(self.b.value(ops.ProgramId, (), INDEX, axis=axis), stride))
+            if axis + 1 < grid_rank:
+                stride = self.mul(stride, self.b.value(ops.NumPrograms, (), INDEX, axis=axis))
+        return index
 
     def loop(self, lo: Value | int, hi: Value, body: Callable[[Value], None]) -> None:
         """for k in range(lo, hi): body(k)"""

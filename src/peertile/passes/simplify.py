@@ -303,15 +303,24 @@ def _key(op: Op) -> tuple[Any, ...]:
 
 
 def _share(kernel: Kernel) -> bool:
-    """One op for equal pure scalar ops, where the first is visible. Tiles are left to the backend: keeping
-    one alive may cost more than making it again."""
+    """One op for equal pure scalar ops, where the first is visible, and one check of one condition. Tiles
+    are left to the backend: keeping one alive may cost more than making it again."""
     replacements: dict[Value, Value] = {}
+    changed = False
 
-    def visit(block: Block, known: dict[tuple[Any, ...], Op]) -> None:
+    def visit(block: Block, known: dict[tuple[Any, ...], Op], checked: set[Value]) -> None:
+        nonlocal changed
         for op in list(block.ops):
             op.operands = [replacements.get(v, v) for v in op.operands]
             for inner in op.blocks:
-                visit(inner, dict(known))
+                visit(inner, dict(known), set(checked))
+            if isinstance(op, ops.Check):
+                # What was true on the way here still is: a value never changes.
+                if op.operands[0] in checked:
+                    block.ops.remove(op)
+                    changed = True
+                checked.add(op.operands[0])
+                continue
             tiles = any(isinstance(v.type, TileType) and not v.type.is_scalar for v in op.results)
             if not _is_pure(op) or tiles or isinstance(op, ops.NewToken):
                 continue
@@ -319,9 +328,10 @@ def _share(kernel: Kernel) -> bool:
             if first is not op:
                 replacements.update(zip(op.results, first.results, strict=True))
                 block.ops.remove(op)
+                changed = True
 
-    visit(kernel.body, {})
-    return bool(replacements)
+    visit(kernel.body, {}, set())
+    return changed
 
 
 def _remove_dead(kernel: Kernel) -> bool:

@@ -34,7 +34,7 @@ from peertile.backends.cpu.nodes import (
     walk,
 )
 from peertile.backends.cpu.target import CpuTarget
-from peertile.backends.cpu.text import Function
+from peertile.backends.cpu.text import Function, mul
 from peertile.dtypes import DType
 from peertile.errors import InternalError
 from peertile.ir import ops
@@ -117,6 +117,7 @@ class Lowering:
         self.waits = kernel.waits
         self._fresh: list[Buffer] = []
         self._context: dict[int, str] = {}
+        self._scaled: dict[tuple[Block, str, int], str] = {}
         self.protected: set[Buffer] = set()
         self._number(kernel)
         self._loaded_views = {
@@ -212,6 +213,13 @@ class Lowering:
         if node.block is self.block:
             node.forward = ScalarNode(node.dtype, node.shape, register)
         return register
+
+    def scaled(self, register: str, n: int) -> str:
+        """register · n, emitted once per block."""
+        key = (self.block, register, n)
+        if key not in self._scaled:
+            self._scaled[key] = mul(self.f, register, n)
+        return self._scaled[key]
 
     def element(self, dtype: DType, children: tuple[Node, ...], cost: int, emit: Emit) -> Node:
         """An elementwise node; computed at once where all of its operands are registers."""

@@ -194,7 +194,7 @@ _LOG2E_PAIR: Final = (1.4426950408889634, 2.0355273740931033e-17)
 _THIRD_PAIR: Final = (0.3333333333333333, 1.850371707708594e-17)
 _FIFTH_PAIR: Final = (0.2, -1.1102230246251566e-17)
 _TWO_LOG2E_PAIR: Final = (2.8853900817779268, 4.0710547481862066e-17)
-_HALF_PI_PAIR: Final = (1.5707963267948966, 6.123233995736766e-17)
+_HALF_PI_64: Final = 0xC90FDAA22168C235  # π/2 · 2^63
 _PI: Final = 3.141592653589793
 _INF: Final = float("inf")
 _NAN: Final = float("nan")
@@ -717,7 +717,7 @@ def _tan(c: _Code, x: _Val) -> _Val:
 @cache
 def _far_scalar() -> Routine:
     """x >= 2^13 as r + q · π/2 in f64: x is an integer m times 2^e, and of m · 2^e · 2/π modulo 4 the first
-    128 bits are computed from the 192 bits of 2/π that matter. r is within 0.6 ULP for every double."""
+    128 bits are computed from the 192 bits of 2/π that matter. r is rounded once."""
     words = ", ".join(f"i64 {w}" for w in _TWO_OVER_PI)
     text = f"""\
 @pt.two_over_pi = internal unnamed_addr constant [{len(_TWO_OVER_PI)} x i64] [{words}], align 64
@@ -765,20 +765,16 @@ entry:
   %norm = shl i128 %fa, %leadm
   %topx = lshr i128 %norm, 64
   %top = trunc i128 %topx to i64
-  %highi = and i64 %top, -2048
-  %lowi = and i64 %top, 2047
-  %high = uitofp i64 %highi to double
-  %low = uitofp i64 %lowi to double
-  %c0 = fmul double %high, {_double(_HALF_PI_PAIR[1])}
-  %c1 = fmul double %low, {_double(_HALF_PI_PAIR[0])}
-  %c2 = fadd double %c0, %c1
-  %c3 = fmul double %high, {_double(_HALF_PI_PAIR[0])}
-  %c4 = fadd double %c3, %c2
+  %topw = zext i64 %top to i128
+  %prod = mul i128 %topw, {_HALF_PI_64}
+  %prodx = lshr i128 %prod, 64
+  %size = trunc i128 %prodx to i64
+  %rounded = uitofp i64 %size to double
   %lead64 = trunc i128 %leadm to i64
-  %e = sub i64 {1023 - 64}, %lead64
+  %e = sub i64 {1023 - 63}, %lead64
   %ebits = shl i64 %e, 52
   %unit = bitcast i64 %ebits to double
-  %r0 = fmul double %c4, %unit
+  %r0 = fmul double %rounded, %unit
   %rn = fneg double %r0
   %r = select i1 %negative, double %rn, double %r0
   %out0 = insertvalue {{ double, i64 }} poison, double %r, 0

@@ -9,8 +9,8 @@ from peertile.backends.cpu.evaluate import ORIGIN, Coordinate, Evaluator, Mode, 
 from peertile.backends.cpu.groups import StoreSink, tile_access
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric, lowers
 from peertile.backends.cpu.nodes import BufferNode, LoadNode, Node, ScalarNode, View, resolve
-from peertile.backends.cpu.text import mul
 from peertile.ir import ops
+from peertile.ir.core import Value
 from peertile.ir.types import TileType
 
 
@@ -36,8 +36,10 @@ def _field(lo: Lowering, op: ops.Field) -> None:
     lo.set(op.result, record.fields[op.attrs["field"]])
 
 
-def _origin(lo: Lowering, indices: list[ops.Value], shape: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(mul(lo.f, lo.scalar(v), n) for v, n in zip(indices, shape, strict=True))
+def _origin(lo: Lowering, indices: list[Value], shape: tuple[int, ...]) -> tuple[str, ...]:
+    """First element of a tile. Equal indices give equal registers, so that a store is seen to overwrite just
+    what was loaded."""
+    return tuple(lo.scaled(lo.scalar(v), n) for v, n in zip(indices, shape, strict=True))
 
 
 @lowers(ops.Load)

@@ -13,6 +13,7 @@ import os
 import platform
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
@@ -368,21 +369,21 @@ class CpuDevice(DriverDevice):
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
         self._enter()
         stream, sequence = _ran(ticket), ticket.sequence
-        # A bounded wait must not get into running a long kernel itself; an unbounded one may as well.
-        left = None if timeout_s is None else int(timeout_s * 1e9)
-        helps = 1 if left is None else 0
+        end = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
+        step, helps = _SLICE, True
         try:
             while True:
-                step = _SLICE if left is None else max(min(left, _SLICE), 0)
+                if end is not None:
+                    step = max(min(end - time.monotonic_ns(), _SLICE), 0)
+                    helps = helps and step == _SLICE  # a short wait must not get into running a long program itself
                 result = self._native.host_wait(stream.address, sequence, step, helps)
                 if result == _DONE:
                     break
                 if result == Result.NEEDS_THREAD:
-                    helps = 0
-                if left is not None:
-                    left -= step
-                    if left <= 0:
-                        return Status.PENDING
+                    helps = False
+                elif end is not None and time.monotonic_ns() >= end:
+                    self._native.wake_stream(stream.address)
+                    return Status.PENDING
         except BaseException:
             self._native.wake_stream(stream.address)  # this thread may have left an operation half done
             raise
@@ -519,8 +520,8 @@ class CpuDevice(DriverDevice):
         n = n0 * n1 * n2
         if (module.waits or options.cooperative) and n > module.limit:
             raise LaunchError(
-                f"{options.name}: its {n} programs wait for each other and must be resident at once, {self._name} holds "
-                f"{module.limit} of them; use a grid of at most {module.limit} programs"
+                f"{options.name}: its {n} programs wait for each other and must be resident at once, {self._name} "
+                f"holds {module.limit} of them; use a grid of at most {module.limit} programs"
             )
         return n
 
@@ -558,7 +559,8 @@ class CpuDevice(DriverDevice):
     ) -> FaultRecord | None:
         # The one path whose cost counts in nanoseconds: it does what `launch` and `run_inline` do, without objects.
         assert isinstance(stream, CpuStream) and isinstance(module, CpuModule)  # noqa: PT018
-        n = grid[0] * grid[1] * grid[2]
+        n0, n1, n2 = grid
+        n = n0 * n1 * n2
         if (
             stream.capture is None
             and options.on_print is None
@@ -566,7 +568,9 @@ class CpuDevice(DriverDevice):
             and not self._closed
             and not stream.closed
             and len(args) <= INLINE_ARGS
-            and 0 < n <= module.limit
+            and n0 > 0 < n1
+            and n > 0
+            and (n <= module.limit or not (module.waits or options.cooperative))
             and stream.inline_lock.acquire(blocking=False)
         ):
             try:
@@ -589,7 +593,9 @@ class CpuDevice(DriverDevice):
                     0,
                     n,
                     arena,
-                    *grid,
+                    n0,
+                    n1,
+                    n2,
                 )
                 slot.data[ARGS_AT : ARGS_AT + len(args)] = args
                 stream.inline_name = options.name

@@ -535,8 +535,8 @@ def _operations(m: Module) -> None:
         f.store(ctx, Context.TIMEOUT, f.load(c, C.TIMEOUT))
         f.store(ctx, Context.PRINT, f.load(c, C.PRINT))
         f.store(ctx, Context.SEQUENCE, f.load(f.load(s, S.CURRENT, "ptr"), C.SEQ))
-        for word in range(8):
-            f.store(s, S.WORDS + word, 0)
+        for k in range(8):
+            f.store(s, S.WORDS + k, 0)
         scratch = f.load(module, Mod.SCRATCH)
         with f.if_(waits.eq(0)), f.if_(f.call("has_scratch", e, scratch).eq(0)):
             f.call("report", record, FaultKind.DEVICE, -1, -1, 0, scratch, 0, 0)
@@ -614,12 +614,12 @@ def _operations(m: Module) -> None:
 
     f = m.define("fill", "void", "ptr dst, i64 pattern, i64 nbytes")
     words = f["nbytes"] >> 3
-    with f.range(words) as k:
-        f.line(f"store i64 {f['pattern'].text}, ptr {f.at(f['dst'], k).text}, align 1")
+    with f.range(words) as i:
+        f.line(f"store i64 {f['pattern'].text}, ptr {f.at(f['dst'], i).text}, align 1")
     done = words << 3
     rest = f.var("i64", f["pattern"])
-    with f.range(f["nbytes"] - done) as k:  # little-endian: the low byte comes first
-        f.line(f"store i8 {rest.v.to('i8').text}, ptr {f.offset(f['dst'], done + k).text}")
+    with f.range(f["nbytes"] - done) as i:  # little-endian: the low byte comes first
+        f.line(f"store i8 {rest.v.to('i8').text}, ptr {f.offset(f['dst'], done + i).text}")
         rest.set(rest.v >> 8)
     f.ret()
 
@@ -684,8 +684,8 @@ def _operations(m: Module) -> None:
     with f.if_(failed.ne(0) & (failed <= seq)):
         source.set(failed)
     # May miss a fault that was taken HISTORY faults ago; never invents one.
-    with f.range(HISTORY) as k:
-        pair = f.at(other, (k << 1) + S.HISTORY)
+    with f.range(HISTORY) as i:
+        pair = f.at(other, (i << 1) + S.HISTORY)
         first, last = f.load(pair, 0, order="acquire"), f.load(pair, 1, order="acquire")
         whole = f.load(pair, 0, order="acquire").eq(first)
         with f.if_(whole & first.ne(0) & (first <= seq) & (seq <= last)):

@@ -1,0 +1,441 @@
+"""PTX of ordered accesses: functions of Triton source around one inline-assembly block each. Knows no ops.
+
+Scalar accesses are made by one elected thread (`%tid.x` = 0) and their value is handed to all through an
+or-reduction: every other thread contributes 0, so the result is the same in each thread whatever layout the
+compiler picks. Two threads that each read a word for themselves could see two values and part ways.
+
+The caller puts block barriers before releases and after acquires: a barrier orders the threads of a program, and
+release and acquire are cumulative over it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peertile.dtypes import DType
+from peertile.memory_model import Cmp, Order, Rmw, Scope
+
+__all__ = [
+    "FAULT_ABORTED",
+    "FAULT_WAIT",
+    "POLLS",
+    "SCOPE",
+    "cas_tile",
+    "check",
+    "fence",
+    "load_elected",
+    "load_tile",
+    "rmw_tile",
+    "store_elected",
+    "store_tile",
+    "wait",
+]
+
+SCOPE: Final = {Scope.PROGRAM: "cta", Scope.DEVICE: "gpu", Scope.SYSTEM: "sys"}
+FAULT_WAIT: Final = 4
+FAULT_ABORTED: Final = 5
+POLLS: Final = 64
+"""Looks at the word between two looks at the clock, the abort word and the fault record, which may be far away."""
+
+Function = tuple[str, str]
+"""Name and text of a function."""
+
+_LETTER: Final = {8: "r", 16: "r", 32: "r", 64: "l"}
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(f"        {line}" for line in lines)
+
+
+def _asm(name: str, params: str, doc: str, body: str, constraints: str, args: str, result: str, tail: str) -> Function:
+    text = (
+        f"@triton.jit\ndef {name}({params}):\n    # {doc}\n"
+        f'    r = tl.inline_asm_elementwise("""{{\n{body}\n    }}""", "{constraints}", [{args}], '
+        f"dtype={result}, is_pure=False, pack=1)\n    {tail}\n"
+    )
+    return name, text
+
+
+def _register_bits(bits: int) -> int:
+    return max(bits, 32)
+
+
+def _b(bits: int) -> str:
+    return f"b{bits}"
+
+
+def _int(bits: int) -> str:
+    return f"tl.int{_register_bits(bits)}"
+
+
+# ---------------------------------------------------------------- words: one elected thread
+
+
+def load_elected(order: Order, scope: Scope, bits: int) -> Function:
+    """f(pointer, lanes) -> the word as an integer of at least 32 bits, the same in every thread."""
+    instruction = f"ld.{order.value}.{SCOPE[scope]}.global.{_b(bits)}"
+    name = f"_ld_{order.value}_{SCOPE[scope]}_b{bits}"
+    width, letter = _register_bits(bits), _LETTER[bits]
+    body = _lines(
+        ".reg .pred first;",
+        ".reg .b32 thread;",
+        "mov.u32 thread, %tid.x;",
+        "setp.eq.u32 first, thread, 0;",
+        f"mov.b{width} $0, 0;",
+        *_narrow_load(bits, f"@first {instruction}", "$0", "$1"),
+    )
+    return _asm(
+        name, "pointer, lanes: tl.constexpr", "one thread loads, all get the value", body,
+        f"=&{letter},l,r", "pointer, tl.arange(0, lanes)", _int(bits), "return tl.reduce(r, 0, _or)",
+    )  # fmt: skip
+
+
+def _narrow_load(bits: int, instruction: str, register: str, address: str) -> list[str]:
+    """A load into a 32- or 64-bit register; bytes and halves go through a register of their width."""
+    if bits >= 32:
+        return [f"{instruction} {register}, [{address}];"]
+    # Bytes have no register type of their own: 16 bits hold them.
+    return [
+        ".reg .b16 narrow;",
+        "mov.b16 narrow, 0;",
+        f"{instruction} narrow, [{address}];",
+        f"cvt.u32.u16 {register}, narrow;",
+    ]
+
+
+def _narrow_store(bits: int, instruction: str, address: str, register: str) -> list[str]:
+    if bits >= 32:
+        return [f"{instruction} [{address}], {register};"]
+    return [".reg .b16 narrow;", f"cvt.u16.u32 narrow, {register};", f"{instruction} [{address}], narrow;"]
+
+
+def store_elected(order: Order, scope: Scope, bits: int) -> Function:
+    """f(pointer, value): one thread stores the integer `value` (32 or 64 bits wide)."""
+    name = f"_st_{order.value}_{SCOPE[scope]}_b{bits}"
+    instruction = f"@first st.{order.value}.{SCOPE[scope]}.global.{_b(bits)}"
+    body = _lines(
+        ".reg .pred first;",
+        ".reg .b32 thread;",
+        "mov.u32 thread, %tid.x;",
+        "setp.eq.u32 first, thread, 0;",
+        *_narrow_store(bits, instruction, "$1", "$2"),
+        "mov.b32 $0, 0;",
+    )
+    return _asm(
+        name, "pointer, value", "one thread stores", body, f"=r,l,{_LETTER[bits]}", "pointer, value", "tl.int32",
+        "return r",
+    )  # fmt: skip
+
+
+def fence(scope: Scope, elected: bool) -> Function:
+    """f(): an acq_rel fence, by one thread or by every thread."""
+    instruction = f"fence.acq_rel.{SCOPE[scope]};"
+    name = f"_fence_{SCOPE[scope]}" + ("" if elected else "_all")
+    head = (
+        [
+            ".reg .pred first;",
+            ".reg .b32 thread;",
+            "mov.u32 thread, %tid.x;",
+            "setp.eq.u32 first, thread, 0;",
+        ]
+        if elected
+        else []
+    )
+    body = _lines(*head, f"{'@first ' if elected else ''}{instruction}", "mov.b32 $0, 0;")
+    who = "one thread" if elected else "every thread"
+    return _asm(name, "", f"{who} orders what is before with what is after", body, "=r", "", "tl.int32", "return r")
+
+
+# ---------------------------------------------------------------- tiles of words: every element by one thread
+
+
+def load_tile(order: Order, scope: Scope, bits: int) -> Function:
+    """f(pointers, active) -> the elements as integers of at least 32 bits, 0 where not `active`."""
+    name = f"_ld_tile_{order.value}_{SCOPE[scope]}_b{bits}"
+    instruction = f"@active ld.{order.value}.{SCOPE[scope]}.global.{_b(bits)}"
+    body = _lines(
+        ".reg .pred active;",
+        "setp.ne.u32 active, $2, 0;",
+        f"mov.b{_register_bits(bits)} $0, 0;",
+        *_narrow_load(bits, instruction, "$0", "$1"),
+    )
+    return _asm(
+        name, "pointers, active", "each element by the thread that owns it", body, f"=&{_LETTER[bits]},l,r",
+        "pointers, active", _int(bits), "return r",
+    )  # fmt: skip
+
+
+def store_tile(order: Order, scope: Scope, bits: int) -> Function:
+    """f(pointers, values, active): stores the active elements."""
+    name = f"_st_tile_{order.value}_{SCOPE[scope]}_b{bits}"
+    instruction = f"@active st.{order.value}.{SCOPE[scope]}.global.{_b(bits)}"
+    body = _lines(
+        ".reg .pred active;",
+        "setp.ne.u32 active, $3, 0;",
+        *_narrow_store(bits, instruction, "$1", "$2"),
+        "mov.b32 $0, 0;",
+    )
+    return _asm(
+        name, "pointers, values, active", "each element by the thread that owns it", body,
+        f"=r,l,{_LETTER[bits]},r", "pointers, values, active", "tl.int32", "return r",
+    )  # fmt: skip
+
+
+def cas_tile(order: Order, scope: Scope, bits: int) -> Function:
+    """f(pointers, compare, values, active) -> old elements, 0 where not active. Bytes are refused by the caller."""
+    name = f"_cas_{order.value}_{SCOPE[scope]}_b{bits}"
+    instruction = f"@active atom.{order.value}.{SCOPE[scope]}.global.cas.{_b(bits)}"
+    if bits >= 32:
+        act = [f"{instruction} $0, [$1], $2, $3;"]
+    else:
+        act = [
+            ".reg .b16 old, expected, value;",
+            "mov.b16 old, 0;",
+            "cvt.u16.u32 expected, $2;",
+            "cvt.u16.u32 value, $3;",
+            f"{instruction} old, [$1], expected, value;",
+            "cvt.u32.u16 $0, old;",
+        ]
+    body = _lines(
+        ".reg .pred active;",
+        "setp.ne.u32 active, $4, 0;",
+        f"mov.b{_register_bits(bits)} $0, 0;",
+        *act,
+    )
+    letter = _LETTER[bits]
+    return _asm(
+        name, "pointers, compare, values, active", "compare and swap, bit by bit", body,
+        f"=&{letter},l,{letter},{letter},r", "pointers, compare, values, active", _int(bits), "return r",
+    )  # fmt: skip
+
+
+_INT_STEP: Final = {
+    Rmw.ADD: "add.u32 new, old, {value};", Rmw.AND: "and.b32 new, old, {value};", Rmw.OR: "or.b32 new, old, {value};",
+    Rmw.XOR: "xor.b32 new, old, {value};", Rmw.MIN: "min.s32 new, old, {value};", Rmw.MAX: "max.s32 new, old, {value};",
+    Rmw.UMIN: "min.u32 new, old, {value};", Rmw.UMAX: "max.u32 new, old, {value};", Rmw.XCHG: "mov.b32 new, {value};",
+}  # fmt: skip
+
+
+def rmw_tile(kind: Rmw, dtype: DType, order: Order, scope: Scope) -> Function:
+    """f(pointers, values, active) -> old elements: a loop of compare-and-swap, for what has no instruction.
+
+    Integers of 8 and 16 bits act on the aligned 32-bit word around them; floats take min and max with NaN.
+    """
+    bits = dtype.itemsize * 8
+    name = f"_rmw_{kind.value}_{dtype.name}_{order.value}_{SCOPE[scope]}"
+    swap = f"atom.{order.value}.{SCOPE[scope]}.global.cas"
+    if bits >= 32:
+        body = _wide_loop(kind, dtype, scope, swap)
+    else:
+        body = _narrow_loop(kind, dtype, scope, swap)
+    letter = _LETTER[bits]
+    return _asm(
+        name, "pointers, values, active", f"atomic {kind.value} of {dtype.name} by compare and swap", body,
+        f"=&{letter},l,{letter},r", "pointers, values, active", _int(bits), "return r",
+    )  # fmt: skip
+
+
+def _wide_loop(kind: Rmw, dtype: DType, scope: Scope, swap: str) -> str:
+    bits = dtype.bits
+    best = "min" if kind in (Rmw.MIN, Rmw.UMIN) else "max"
+    if bits == 32:
+        step = [f"{best}.NaN.f32 new, old, value;"]
+    else:
+        # There is no NaN form in f64: a NaN on either side is kept by the two tests.
+        step = [
+            f"{best}.f64 new, old, value;",
+            "setp.nan.f64 same, old, old;",
+            "@same mov.f64 new, old;",
+            "setp.nan.f64 same, value, value;",
+            "@same mov.f64 new, value;",
+        ]
+    b, f = f"b{bits}", f"f{bits}"
+    return _lines(
+        ".reg .pred active, same;",
+        f".reg .{f} old, new, value;",
+        f".reg .{b} seen, wanted, found;",
+        f"mov.{b} $0, 0;",
+        "setp.eq.u32 active, $3, 0;",
+        "@active bra RMW_DONE_${:uid};",
+        f"mov.{b} value, $2;",
+        f"ld.relaxed.{SCOPE[scope]}.global.{b} seen, [$1];",
+        "RMW_AGAIN_${:uid}:",
+        f"mov.{b} old, seen;",
+        *step,
+        f"mov.{b} wanted, new;",
+        f"{swap}.{b} found, [$1], seen, wanted;",
+        f"setp.eq.{b} same, found, seen;",
+        f"mov.{b} seen, found;",
+        "@!same bra RMW_AGAIN_${:uid};",
+        f"mov.{b} $0, seen;",
+        "RMW_DONE_${:uid}:",
+    )
+
+
+def _narrow_loop(kind: Rmw, dtype: DType, scope: Scope, swap: str) -> str:
+    bits = dtype.itemsize * 8
+    extract = "bfe.s32" if kind in (Rmw.MIN, Rmw.MAX) else "bfe.u32"
+    if dtype.is_float and kind in (Rmw.MIN, Rmw.MAX):
+        step = [
+            "cvt.u16.u32 half_a, old;",
+            "cvt.u16.u32 half_b, value;",
+            f"{kind.value}.NaN.{dtype.name} half_a, half_a, half_b;",
+            "cvt.u32.u16 new, half_a;",
+        ]
+        extract = "bfe.u32"
+    else:
+        step = [_INT_STEP[kind].format(value="value")]
+    return _lines(
+        ".reg .pred active, same;",
+        ".reg .b64 word;",
+        ".reg .b32 shift, seen, old, new, value, wanted, found;",
+        ".reg .b16 half_a, half_b;",
+        "mov.b32 $0, 0;",
+        "setp.eq.u32 active, $3, 0;",
+        "@active bra RMW_DONE_${:uid};",
+        "and.b64 word, $1, -4;",
+        "cvt.u32.u64 shift, $1;",
+        "and.b32 shift, shift, 3;",
+        "shl.b32 shift, shift, 3;",
+        f"{extract} value, $2, 0, {bits};",
+        f"ld.relaxed.{SCOPE[scope]}.global.b32 seen, [word];",
+        "RMW_AGAIN_${:uid}:",
+        f"{extract} old, seen, shift, {bits};",
+        *step,
+        f"bfi.b32 wanted, new, seen, shift, {bits};",
+        f"{swap}.b32 found, [word], seen, wanted;",
+        "setp.eq.b32 same, found, seen;",
+        "mov.b32 seen, found;",
+        "@!same bra RMW_AGAIN_${:uid};",
+        "mov.b32 $0, old;",
+        "RMW_DONE_${:uid}:",
+    )
+
+
+# ---------------------------------------------------------------- waits and faults
+
+
+def _record(kind: str, got: str, limit: str, address: str, slot: str, program: str, place: str, fault: str) -> list[str]:
+    """Claim the fault record (0 -> 1), fill it, complete it (2). The first fault of a launch wins."""
+    return [
+        f"atom.acquire.sys.global.cas.b64 claim, [{fault}], 0, 1;",
+        "setp.ne.u64 lost, claim, 0;",
+        "@lost bra {done};",
+        f"st.global.b64 [{fault} + 8], {kind};",
+        f"st.global.b64 [{fault} + 16], {program};",
+        f"st.global.b64 [{fault} + 24], {place};",
+        f"st.global.b64 [{fault} + 32], {got};",
+        f"st.global.b64 [{fault} + 40], {limit};",
+        f"st.global.b64 [{fault} + 48], {address};",
+        f"st.global.b64 [{fault} + 56], {slot};",
+        "mov.b64 claim, 2;",
+        f"st.release.sys.global.b64 [{fault}], claim;",
+    ]
+
+
+def check() -> Function:
+    """f(alive, condition, fault, kind, program, place, got, limit) -> alive and condition."""
+    done = "CHECK_DONE_${:uid}"
+    body = _lines(
+        ".reg .pred skip, lost;",
+        ".reg .b32 thread;",
+        ".reg .b64 claim;",
+        "mov.b32 $0, $1;",
+        "setp.ne.u32 skip, $1, 0;",
+        f"@skip bra {done};",
+        "mov.u32 thread, %tid.x;",
+        "setp.ne.u32 skip, thread, 0;",
+        f"@skip bra {done};",
+        *(
+            line.replace("{done}", done)
+            for line in _record("$3", "$6", "$7", "0", "0", "$4", "$5", "$2")
+        ),
+        f"{done}:",
+    )
+    return _asm(
+        "_check", "alive, condition, fault, kind, program, place, got, limit",
+        "one thread records a failed check; the program then leaves", body, "=&r,r,l,l,l,l,l,l",
+        "condition.to(tl.int32), fault, kind, program, place, got, limit", "tl.int32",
+        "return alive & (r != 0)",
+    )  # fmt: skip
+
+
+_COMPARE: Final = {Cmp.EQ: "eq", Cmp.NE: "ne", Cmp.GE: "ge", Cmp.LE: "le", Cmp.GT: "gt", Cmp.LT: "lt"}
+
+
+def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -> Function:
+    """f(pointer, expected, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied[, value].
+
+    One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set;
+    `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire.
+    """
+    bits = dtype.bits
+    sign = "s" if dtype.is_signed else "u"
+    name = f"_wait_{cmp.value}_{order.value}_{SCOPE[scope]}_{dtype.name}" + ("_value" if with_value else "")
+    done, again, look, fail, aborted = (
+        f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED")
+    )
+    if cmp is Cmp.AT_LEAST:
+        test = [f"sub.s{bits} seen, word, $3;", f"setp.ge.s{bits} ok, seen, 0;"]
+    elif cmp in (Cmp.EQ, Cmp.NE):
+        test = [f"setp.{_COMPARE[cmp]}.{_b(bits)} ok, word, $3;"]
+    else:
+        test = [f"setp.{_COMPARE[cmp]}.{sign}{bits} ok, word, $3;"]
+    widen = ["mov.b64 got, word;", "mov.b64 limit, $3;"]
+    if bits < 64:
+        widen = [f"cvt.{sign}64.{sign}{bits} got, word;", f"cvt.{sign}64.{sign}{bits} limit, $3;"]
+    record = _record("kind", "got", "limit", "$2", "$9", "$7", "$8", "$5")
+    body = _lines(
+        ".reg .pred ok, skip, lost, left;",
+        ".reg .b32 thread, count, stop;",
+        f".reg .b{bits} word, seen;",
+        ".reg .b64 begin, now, claim, got, limit, kind;",
+        "mov.b32 $0, 1;",
+        "mov.b64 $1, 0;",
+        "mov.u32 thread, %tid.x;",
+        "setp.ne.u32 skip, thread, 0;",
+        f"@skip bra {done};",
+        "mov.u64 begin, %globaltimer;",
+        f"{look}:",
+        f"mov.b32 count, {POLLS};",
+        f"{again}:",
+        f"ld.{order.value}.{SCOPE[scope]}.global.{_b(bits)} word, [$2];",
+        *test,
+        *(["cvt.u64.u32 $1, word;"] if bits < 64 else ["mov.b64 $1, word;"]),
+        f"@ok bra {done};",
+        "sub.u32 count, count, 1;",
+        "setp.ne.u32 skip, count, 0;",
+        f"@skip bra {again};",
+        *widen,
+        "mov.b32 $0, 0;",
+        "ld.relaxed.sys.global.b32 stop, [$4];",
+        "setp.ne.u32 skip, stop, 0;",
+        f"@skip bra {aborted};",
+        "ld.relaxed.sys.global.b64 claim, [$5];",
+        "setp.ne.u64 skip, claim, 0;",
+        f"@skip bra {done};",
+        "mov.u64 now, %globaltimer;",
+        "sub.u64 now, now, begin;",
+        f"mov.b64 kind, {FAULT_WAIT};",
+        "setp.ge.u64 skip, now, $6;",
+        f"@skip bra {fail};",
+        "mov.b32 $0, 1;",
+        f"bra {look};",
+        f"{aborted}:",
+        f"mov.b64 kind, {FAULT_ABORTED};",
+        f"{fail}:",
+        *(line.replace("{done}", done) for line in record),
+        f"{done}:",
+        "setp.ne.u32 ok, $0, 0;",
+        "barrier.red.and.pred left, 0, ok;",
+        "selp.b32 $0, 1, 0, left;",
+    )
+    letter = _LETTER[bits]
+    extra = ", tl.arange(0, lanes)" if with_value else ""
+    return _asm(
+        name, "pointer, expected, abort, fault, timeout, program, place, slot" + (", lanes: tl.constexpr" * with_value),
+        "one thread polls within a bound, all learn how it ended", body,
+        f"=&r,=&l,l,{letter},l,l,l,l,l,l" + (",r" * with_value),
+        f"pointer, expected, abort, fault, timeout, program, place, slot{extra}", "(tl.int32, tl.int64)",
+        "return tl.reduce(r[0], 0, _and) != 0, tl.reduce(r[1], 0, _or)" if with_value else "return r[0] != 0",
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""GPU architectures that can be compiled for, compile options, and what each architecture lacks. No compiling here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from peertile.dtypes import DType
+from peertile.errors import ArgumentError, CompileError
+from peertile.ir import ops
+from peertile.ir.core import Kernel, Op, walk
+from peertile.ir.types import TileType, Type
+from peertile.memory_model import Rmw
+from peertile.source import Loc
+
+__all__ = ["ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "tuned"]
+
+ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+"""Architectures that are compiled for. From sm_90 on the code is for exactly that architecture ("a" features)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """How a kernel is compiled; None lets the compiler choose.
+
+    `descriptors=False` keeps bulk copies (TMA) out: for views whose extents do not fit 32 bits, see
+    `LaunchLayout.fits`. `flatten` merges a persistent loop with the loop inside it, so that the next tile's loads
+    overlap this one's end. `f32_mma` is how f32 products are made: "ieee" exactly, "tf32x3" nearly so on tensor
+    cores, "tf32" with 10 bits. `line_info` keeps source lines in the cubin for profilers.
+    """
+
+    num_warps: int | None = None
+    num_stages: int | None = None
+    max_registers: int | None = None
+    descriptors: bool = True
+    flatten: bool = False
+    f32_mma: str = "ieee"
+    line_info: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_warps is not None and self.num_warps not in (1, 2, 4, 8, 16, 32):
+            raise ArgumentError(f"num_warps: expected a power of two up to 32, got {self.num_warps}")
+        if self.num_stages is not None and not 1 <= self.num_stages <= 8:
+            raise ArgumentError(f"num_stages: expected 1 to 8, got {self.num_stages}")
+        if self.f32_mma not in ("ieee", "tf32x3", "tf32"):
+            raise ArgumentError(f"f32_mma: expected ieee, tf32x3 or tf32, got {self.f32_mma!r}")
+
+
+def capability(arch: str) -> int:
+    """90 for "sm_90"; ArgumentError for an architecture that is not supported."""
+    match = re.fullmatch(r"sm_(\d+)a?", arch)
+    if match is None or f"sm_{match[1]}" not in ARCHES:
+        raise ArgumentError(f"arch: expected one of {', '.join(ARCHES)}, got {arch!r}")
+    return int(match[1])
+
+
+def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
+    """(warps, stages) of a kernel: as asked, or by the largest tile that it computes with."""
+    warps, stages = options.num_warps, options.num_stages
+    tiles = [op for op in walk(kernel.body) if isinstance(op, ops.Mma)]
+    if tiles:
+        most = max(_numel(op.result.type) for op in tiles)
+        warps = warps or (8 if most >= 128 * 128 and any(_inner(op) >= 256 or most >= 128 * 256 for op in tiles) else 4)
+        loops = [op.attrs["stages"] for op in walk(kernel.body) if isinstance(op, ops.For)]
+        return warps, stages or max([3, *(s for s in loops if s > 1)])
+    if warps is None:
+        nbytes = max(
+            (
+                _numel(v.type) * v.type.dtype.itemsize
+                for op in walk(kernel.body)
+                for v in op.results
+                if isinstance(v.type, TileType)
+            ),
+            default=0,
+        )
+        # Two 16-byte vectors for each thread, eight warps at most; longer rows get sixteen.
+        warps = 16 if nbytes >= 1 << 15 else 8
+        while warps > 1 and nbytes < warps * 1024:
+            warps //= 2
+    return warps, stages or 3
+
+
+def _numel(t: Type) -> int:
+    return t.numel if isinstance(t, TileType) else 0
+
+
+def _inner(op: Op) -> int:
+    t = op.result.type
+    assert isinstance(t, TileType)
+    return t.shape[-1]
+
+
+# ---------------------------------------------------------------- what an architecture lacks
+
+
+def check_dtype(dtype: DType, arch: str, loc: Loc | None, role: str) -> None:
+    """CompileError if values of `dtype` cannot be handled on `arch`."""
+    if dtype.name == "f8e4m3" and capability(arch) < 89:
+        raise CompileError(f"{role}: f8e4m3 needs sm_89 or newer, and the target is {arch}; use f8e5m2 or f16", loc)
+
+
+def emulated_rmw(kind: Rmw, dtype: DType) -> bool:
+    """Whether an atomic is made of compare-and-swap: narrow integers, and minimum or maximum of floats."""
+    if dtype.is_float:
+        return kind in (Rmw.MIN, Rmw.MAX) or (kind is Rmw.XCHG and dtype.bits < 32)
+    return dtype.bits < 32
+
+
+def check_rmw(kind: Rmw, dtype: DType, arch: str, loc: Loc | None) -> None:
+    """CompileError for an atomic that no architecture, or not this one, can do."""
+    if dtype.is_float and dtype.bits == 8 and kind is not Rmw.XCHG:
+        raise CompileError(f"atomic {kind.value}: {dtype} has no atomic arithmetic on a GPU; use f16 or f32", loc)
+    if dtype.name == "bf16" and kind is Rmw.ADDF and capability(arch) < 90:
+        raise CompileError(f"atomic addf: bf16 needs sm_90 or newer, and the target is {arch}; use f32", loc)
+    if dtype.is_bool and kind not in (Rmw.AND, Rmw.OR, Rmw.XOR, Rmw.XCHG):
+        raise CompileError(f"atomic {kind.value}: bool takes and, or, xor and xchg", loc)
