@@ -6,7 +6,8 @@
 | ```python ranks=2 | is a program of its own, run by `peertile run --ranks 2` |
 | ```python notest: why | only parsed; the reason is required |
 | ```text output | must be what the python block before it printed |
-| ```console, ```bash, ```text | shown, not run |
+| ```console | one command, `$ peertile …`, and what it prints |
+| ```bash, ```text | shown, not run |
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def programs(path: Path) -> list[Program]:
     parts = ([(None, joined)] if joined else []) + found
     return [
         Program(
-            f"{path.stem.lower().replace('-', '_')}{f'_{k}' if k else ''}.py",
+            f"{path.stem.lower().replace('-', '_')}_example{k or ''}.py",
             "\n".join(block.code for block in group),
             ranks,
             "".join(b.output or "" for b in group) if any(b.output is not None for b in group) else None,

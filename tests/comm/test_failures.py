@@ -274,6 +274,31 @@ group.barrier("never") if group.rank else threading.Event().wait()
     assert err.count("KeyboardInterrupt") >= (1 if number == signal.SIGINT else 0)
 
 
+def test_ctrl_c_ends_ranks_that_are_threads(tmp_path):
+    path = write(
+        tmp_path,
+        """
+from peertile.comm.group import RankModel
+def main(group):
+    group.barrier()
+    group.print("ready")
+    if group.rank:
+        group.barrier("never")
+    try:
+        group.subgroup([0]).barrier()
+    finally:
+        group.print("over")
+run(main, ranks=3, model=RankModel.THREADS)
+""",
+    )
+    process = subprocess.Popen([sys.executable, path], **PIPES)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (-signal.SIGINT, "over\n")
+    assert last_line(err) == "KeyboardInterrupt"
+
+
 def test_a_job_may_have_a_time_limit(tmp_path):
     path = write(tmp_path, "threading.Event().wait()")
     report = launch([sys.executable, path], 2, timeout_s=0.3)
@@ -403,7 +428,7 @@ def main(group):
     return group.exchange(sys.argv[1].encode(), "arguments")
 
 if __name__ == "__main__":
-    print(run(main, ranks=3), flush=True)
+    os.write(1, f"{run(main, ranks=3)}\\n".encode())  # whole lines, whatever the buffering
 """,
     )
     done = subprocess.run([sys.executable, path, "hi"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)

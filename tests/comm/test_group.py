@@ -276,11 +276,14 @@ def test_run_needs_a_rank():
 
 def test_a_closed_group_refuses_calls():
     def main(group):
+        part = group.subgroup([0])
         group.close()
         group.close()
-        return comm_ranks.raised(group.barrier), comm_ranks.raised(lambda: group.fail("x"))
+        calls = (group.barrier, part.barrier, lambda: group.fail("x"))
+        return tuple(comm_ranks.raised(call) for call in calls)
 
-    expected = [("UsageError", f"{call}: this group is closed") for call in ("barrier()", "fail")]
+    calls = ("barrier()", "barrier()", "fail")
+    expected = [("UsageError", f"{call}: this group is closed") for call in calls]
     assert spawn(main, 1, model=RankModel.THREADS) == [tuple(expected)]
 
 

@@ -11,6 +11,11 @@ from peertile.meaning import MEANINGS
 NO_RULE = {ops.Suspend, ops.SyncPrograms}
 
 
+def test_no_op_is_a_kind_of_another() -> None:
+    # So that isinstance and match mean one op.
+    assert [cls.NAME for cls in ops.ALL_OPS if cls.__bases__ != (Op,)] == []
+
+
 def test_names_are_unique_and_every_class_is_listed() -> None:
     def leaves(cls: type[Op]) -> set[type[Op]]:
         return {cls, *(c for sub in cls.__subclasses__() for c in leaves(sub))}

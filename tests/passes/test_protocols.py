@@ -21,21 +21,26 @@ from peertile.meaning import (
     new_signal,
     run_grid,
 )
+from peertile.passes.mailbox import expand_mailboxes
 from peertile.passes.pipeline import run_pipeline
 
 SCHEDULES = [
     (Schedule.ROUND_ROBIN, 0),
-    *((Schedule.RANDOM, s) for s in range(3)),
-    *((Schedule.SKEWED, s) for s in range(5)),
+    *((Schedule.RANDOM, s) for s in range(2)),
+    *((Schedule.SKEWED, s) for s in range(3)),
 ]
 WRAP = (1 << 64) - 2
 """Epochs that start here pass zero in the third round."""
 
 
 @cache
-def compiled(params: str, body: str, flags: str = "") -> Kernel:
+def compiled(params: str, body: str, flags: str = "", posts_ahead: int = 1) -> Kernel:
+    return run_pipeline(parsed(params, body, flags), posts_ahead=posts_ahead)
+
+
+def parsed(params: str, body: str, flags: str = "") -> Kernel:
     consts = "".join(f"%c{n} = const(value={n}) : i64\n" for n in range(5))
-    return run_pipeline(parse_kernel(f"kernel @k({params}){flags} {{ {consts} {body} return() }}"))
+    return parse_kernel(f"kernel @k({params}){flags} {{ {consts} {body} return() }}")
 
 
 def per_rank(ranks: int, shape, dtype=np.int64) -> PerRank:
@@ -301,10 +306,12 @@ for(%c0, %rounds, %c1) (%k: i64) {
 """
 
 
-def mailbox_kernel(t: MailboxType, body: str = ALL_TO_ALL) -> Kernel:
-    head = "%me = rank(%x) : i64 %n = num_ranks(%x) : i64 %me1 = binary(%me, %c1, fn=Binary.add) : i64\n"
-    params = f"%box: {t}, %x: symmetric<i64, 1, read>, %out: view<f32, 3, read_write>, %rounds: i64"
-    return compiled(params, head + body)
+HEAD = "%me = rank(%x) : i64 %n = num_ranks(%x) : i64 %me1 = binary(%me, %c1, fn=Binary.add) : i64\n"
+PARAMS = "%x: symmetric<i64, 1, read>, %out: view<f32, 3, read_write>, %rounds: i64"
+
+
+def mailbox_kernel(t: MailboxType, body: str = ALL_TO_ALL, posts_ahead: int = 1) -> Kernel:
+    return compiled(f"%box: {t}, {PARAMS}", HEAD + body, posts_ahead=posts_ahead)
 
 
 def post_and_sum(t: MailboxType, ranks: int, programs: int, rounds: int, schedule, epoch: int = 0, launches: int = 1):
@@ -418,7 +425,7 @@ store(%out, %b0, %p, %c1, %c0)
 
 def test_posts_ahead_are_collected_in_order() -> None:
     t = MailboxType(f32, (2, 2), 4, False)
-    kernel = mailbox_kernel(t, AHEAD)
+    kernel = mailbox_kernel(t, AHEAD, posts_ahead=2)
     box = new_mailbox(t, 3, 1)
     for schedule in SCHEDULES:
         out = per_rank(3, (1, 2, 4), np.float32)
@@ -452,8 +459,9 @@ def test_put_to_a_rank_that_does_not_exist() -> None:
     ],
 )
 def test_broken_order_of_mailbox_ops(body: str, message: str) -> None:
+    # The mailbox rules find these first; without them the expansion still does not guess.
     with pytest.raises(VerifyError) as caught:
-        mailbox_kernel(DEPTH_2, body)
+        expand_mailboxes(parsed(f"%box: {DEPTH_2}", body))
     assert str(caught.value) == message
 
 

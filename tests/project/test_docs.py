@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,25 @@ def run(program: blocks.Program, folder: Path) -> subprocess.CompletedProcess[st
         start = [sys.executable, "-m", "peertile", "run", program.name, "--ranks", str(program.ranks)]
     env = os.environ | {"PEERTILE_WAIT_TIMEOUT_S": "20"}
     return subprocess.run(start, cwd=folder, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+
+CONSOLES = [
+    pytest.param(block.code, id=f"{path.relative_to(ROOT)}:{block.line}", marks=pytest.mark.slow)
+    for path in PAGES
+    for block in blocks.blocks(path)
+    if block.info == "console"
+]
+
+
+@pytest.mark.parametrize("code", CONSOLES)
+def test_console_shows_what_the_command_prints(code) -> None:
+    command, _, expected = code.partition("\n")
+    name, *arguments = shlex.split(command.removeprefix("$ "))
+    assert name == "peertile"
+    start = [sys.executable, "-m", "peertile", *arguments]
+    done = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == expected.strip()
 
 
 def test_discovery_finds_the_pages() -> None:
@@ -57,8 +77,8 @@ def test_a_fence_says_what_is_done_with_its_code(tmp_path) -> None:
         "```python notest: needs a GPU\nw = 4\n```\n"
     )
     assert blocks.programs(page) == [
-        blocks.Program("a_page.py", "x = 1\n\nz = 3\n", None, None),
-        blocks.Program("a_page_1.py", "y = 2\n", 2, "hello\n"),
+        blocks.Program("a_page_example.py", "x = 1\n\nz = 3\n", None, None),
+        blocks.Program("a_page_example1.py", "y = 2\n", 2, "hello\n"),
     ]
 
 

@@ -16,7 +16,8 @@ class Place:
     """One place of a kernel that can end in a fault: index k of `Binary.places` is what the code records.
 
     `kind` is the name of the fault ("assert", "bounds", "signature", "wait") or "print". `what` names the
-    word of a wait for people, `message` is the text of a check.
+    word of a wait for people, or the types of what is printed ("f32[4]; i64"); `message` is the text of a check or
+    the prefix of a print.
     """
 
     loc: Loc | None = None

@@ -63,6 +63,7 @@ class Group:
         self._closed = False
         self._sequence = 0
         self._generation = 0
+        self._own_failure: PeerFailed | None = None  # said here, and perhaps not yet heard by the coordinator
         self._callbacks: list[Callable[[], object]] = []
         # Held over each collective call: sequence numbers go out in the order of the calls. Reentrant, because
         # a recovery makes collective calls of its own. No lock of another object is taken while it is held.
@@ -189,7 +190,7 @@ class Group:
 
     def failure(self) -> PeerFailed | None:
         """Who failed first and why; None while the group is sound. Costs one load."""
-        return self._block.failure()
+        return self._block.failure() or self._own_failure
 
     def check(self) -> None:
         """Raises if the group has failed, is closed, or belongs to the process before a fork."""
@@ -201,6 +202,7 @@ class Group:
     def fail(self, cause: str) -> None:
         """Marks the group broken on every rank, with this rank and `cause`. Never waits; the first failure wins."""
         self._usable("fail")
+        self._own_failure = PeerFailed(self.rank, cause)
         self._link.tell(Fail(self._key, self._generation, cause))
 
     def recover(self, *, timeout_s: float | None = None) -> None:
@@ -210,6 +212,7 @@ class Group:
         with self._lock:
             reply, _ = self._call(RECOVER, timeout_s=timeout_s)
             self._generation = reply.generation
+            self._own_failure = None
             self._sequence = 0
             with self.collective("recover callbacks"):
                 for callback in list(self._callbacks):
@@ -233,7 +236,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed or self._link.closed
 
     def close(self) -> None:
         """This rank is done with the group. Not collective and never waits; closing twice is fine."""
@@ -248,7 +251,7 @@ class Group:
     def _usable(self, what: str) -> None:
         if self._pid != os.getpid():
             raise UsageError(f"{what}: the runtime was initialised before fork; use spawn")
-        if self._closed:
+        if self.closed:
             raise UsageError(f"{what}: this group is closed")
 
     def _call(

@@ -72,6 +72,7 @@ class Link(Protocol):
     segment: Segment
     pids: tuple[int, ...]
     tickets: Iterator[int]  # numbers for requests, one series for all groups of this rank
+    closed: bool
 
     def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
         """Arrives and waits for the reply, bounded; received descriptors belong to the caller."""
@@ -132,6 +133,7 @@ class LocalLink:
         self.segment = hub.segment
         self.pids = hub.pids
         self.tickets: Iterator[int] = itertools.count()
+        self.closed = False
 
     def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
         return self._hub.call(self._rank, request, fds)
@@ -143,6 +145,7 @@ class LocalLink:
         """The coordinator of threads lives as long as they do."""
 
     def close(self) -> None:
+        self.closed = True
         self._hub.tell(self._rank, Leave())
 
 
@@ -341,7 +344,7 @@ class SocketLink:
         self._send_lock = threading.Lock()  # protects the sending side; nothing is taken while it is held
         self._waiting: dict[int, SimpleQueue[tuple[Reply, list[int]] | None]] = {}
         self._end: str | None = None  # why the coordinator is gone
-        self._closed = False
+        self.closed = False
         # A bound for sending alone: the receiving thread stays blocked as long as nothing comes.
         bound = struct.pack("ll", int(_ANSWER_MARGIN_S), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
@@ -373,7 +376,7 @@ class SocketLink:
         return got
 
     def tell(self, request: Request) -> None:
-        if self._end is None and not self._closed:
+        if self._end is None and not self.closed:
             self._send(request, ())
 
     def watch(self, block: ControlBlock, host: int) -> None:
@@ -410,7 +413,7 @@ class SocketLink:
             self._end = "left the group: its program ended normally, and it hosted the rendezvous"
         else:
             self._end = f"its process {self.pids[0]} ended without leaving the group"
-            if not self._closed:
+            if not self.closed:
                 for block, host in self._watched:
                     block.fail(host, self._end)
         for answer in list(self._waiting.values()):
@@ -425,10 +428,10 @@ class SocketLink:
                 os.close(fd)
 
     def close(self) -> None:
-        if self._closed:
+        if self.closed:
             return
         self.tell(Leave())
-        self._closed = True
+        self.closed = True
         if self.server is not None:
             self.server.join(3.0)
         with contextlib.suppress(OSError):
@@ -438,7 +441,7 @@ class SocketLink:
 
     def abandon(self) -> None:
         """In a forked child: drops what it inherited, so that the end of the parent is seen by its peers."""
-        self._closed = True
+        self.closed = True
         self._socket.close()
         if self.server is not None:
             self.server.abandon()

@@ -108,14 +108,14 @@ class SymmetricHeap:
         self.bases[group.rank] = base
         if group.size > 1:
             share = driver.export_segment(segment)
-            payloads, descriptors = group.exchange_fds(share.payload, share.fds, "SymmetricHeap: exchange")
-            for fd in descriptors[group.rank]:
+            shares = group.exchange(share.payload, "SymmetricHeap: exchange", fds=share.fds)
+            for fd in shares[group.rank][1]:
                 os.close(fd)
 
             def map_peers() -> None:
-                for rank, payload in enumerate(payloads):
+                for rank, (payload, fds) in enumerate(shares):
                     if rank != group.rank:
-                        received = ShareHandle(share.kind, payload, tuple(descriptors[rank]))
+                        received = ShareHandle(share.kind, payload, fds)
                         imported = driver.import_segment(received)
                         self._segments[rank] = imported
                         self.bases[rank] = driver.map_segment(imported)

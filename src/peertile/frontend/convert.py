@@ -163,6 +163,8 @@ def unify(b: Build, values: Sequence[Abstract], role: str) -> list[Value]:
     numbers = [v.value for v in values if isinstance(v, Known)]
     firm = [t for t in tiles if not t.weak]
     dtype = _common_dtype(b, firm or tiles, numbers, role)
+    if tiles and not firm and dtype.is_int and any(isinstance(n, float) for n in numbers):
+        dtype = f32
     shape: tuple[int, ...] = ()
     for t in tiles:
         shape = broadcast_shapes(b, shape, t.type.shape, role)

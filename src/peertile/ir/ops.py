@@ -236,10 +236,15 @@ class ProgramId(Op):
         self.require(self.attrs["axis"] in (0, 1, 2), f"axis: expected 0, 1 or 2, got {self.attrs['axis']}")
 
 
-class NumPrograms(ProgramId):
+class NumPrograms(Op):
     """Number of programs on a grid axis (i64)."""
 
     NAME = "num_programs"
+    RESULTS = (1, 1)
+    ATTRS = {"axis": 0}
+
+    def verify(self) -> None:
+        ProgramId.verify(self)  # type: ignore[arg-type]
 
 
 class Rank(Op):
@@ -255,10 +260,15 @@ class Rank(Op):
         _index(self, self.result, "result")
 
 
-class NumRanks(Rank):
+class NumRanks(Op):
     """Number of ranks of the group of a symmetric object (i64)."""
 
     NAME = "num_ranks"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
+
+    def verify(self) -> None:
+        Rank.verify(self)  # type: ignore[arg-type]
 
 
 class Extent(Op):
@@ -1315,10 +1325,15 @@ class BoxPut(Op):
         _index(self, self.operands[2], "rank")
 
 
-class BoxFlush(BoxRound):
+class BoxFlush(Op):
     """Releases the round on every out-link; links without a tile are marked empty. *Expanded.*"""
 
     NAME = "box_flush"
+    OPERANDS = (1, 1)
+    EFFECTS = BoxPost.EFFECTS
+
+    def verify(self) -> None:
+        _mailbox(self)
 
 
 class BoxCollect(Op):
@@ -1350,10 +1365,15 @@ class BoxTake(Op):
         self.require(r.is_scalar and r.dtype.is_bool, f"present: expected a bool scalar, got {r}")
 
 
-class BoxRelease(BoxRound):
+class BoxRelease(Op):
     """Gives the slots of the collected round back. *Expanded.*"""
 
     NAME = "box_release"
+    OPERANDS = (1, 1)
+    EFFECTS = BoxPost.EFFECTS
+
+    def verify(self) -> None:
+        _mailbox(self)
 
 
 EXPANDED: Final = (

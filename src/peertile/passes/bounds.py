@@ -230,7 +230,7 @@ def _bits(v: Value, depth: int = 0) -> int | None:
     if isinstance(op, ops.Const):
         value = op.attrs["value"]
         return int(value).bit_length() if value >= 0 else None
-    if isinstance(op, ops.ProgramId | ops.Rank):  # and their counts
+    if isinstance(op, ops.ProgramId | ops.NumPrograms | ops.Rank | ops.NumRanks):
         return _ID_BITS
     if isinstance(op, ops.Extent | ops.NumTiles | ops.TileIndex):
         return _EXTENT_BITS

@@ -62,7 +62,7 @@ class _Expansion:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         # Where no round is opened by hand, every link has a tile in every round.
-        self.rounds = {op.operands[0] for op in walk(kernel.body) if type(op) is ops.BoxRound}
+        self.rounds = {op.operands[0] for op in walk(kernel.body) if isinstance(op, ops.BoxRound)}
         self.replacements: dict[Value, Value] = {}
 
     def block(self, block: Block, states: _States) -> _States | None:

@@ -9,6 +9,7 @@ from peertile.ir.core import Kernel
 from peertile.ir.verify import verify as verify_kernel
 from peertile.passes.bounds import decide_bounds
 from peertile.passes.mailbox import expand_mailboxes
+from peertile.passes.mailbox_rules import check_mailbox_rules
 from peertile.passes.order import order_memory
 from peertile.passes.protocols import expand_signals
 from peertile.passes.simplify import simplify
@@ -30,16 +31,24 @@ _PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
 
 
 def run_pipeline(
-    kernel: Kernel, *, verify: bool = True, order_rules: bool = True, residual_checks: bool = True
+    kernel: Kernel,
+    *,
+    verify: bool = True,
+    order_rules: bool = True,
+    residual_checks: bool = True,
+    posts_ahead: int = 1,
 ) -> Kernel:
     """Takes what a frontend made to what a backend or the evaluator takes; works in place.
 
     `verify`: run the verifier before the first and after every pass. `order_rules=False`: let a kernel
     that breaks the rules of memory order pass (for the checker). `residual_checks=False`: an access
-    whose bounds need a check in the kernel is an error.
+    whose bounds need a check in the kernel is an error. `posts_ahead`: rounds of a mailbox that may be
+    posted and not collected.
     """
     if verify:
         verify_kernel(kernel, order_rules=order_rules)
+    # Before anything is rewritten: the rules speak of the user's operations.
+    check_mailbox_rules(kernel, posts_ahead=posts_ahead)
     done: set[str] = set()
     for run in _PASSES:
         kernel = decide_bounds(kernel, residual=residual_checks) if run is decide_bounds else run(kernel)

@@ -97,7 +97,7 @@ def _is_program(v: Value) -> bool:
     op = v.op
     if isinstance(op, ops.BinaryOp) and op.attrs["fn"] in (Binary.ADD, Binary.MUL):
         return all(map(_is_program, op.operands))
-    return isinstance(op, ops.ProgramId)
+    return isinstance(op, ops.ProgramId | ops.NumPrograms)
 
 
 def _is_rank(v: Value) -> bool:
@@ -112,7 +112,7 @@ def _is_rank(v: Value) -> bool:
         return isinstance(high.op, ops.NumRanks) and (_is_rank(low) if first is None else first >= 0)
     if isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MOD:
         return isinstance(op.operands[1].op, ops.NumRanks)
-    return type(op) is ops.Rank
+    return isinstance(op, ops.Rank)
 
 
 def expand_signals(kernel: Kernel) -> Kernel:

@@ -265,9 +265,11 @@ class LoadableBinary(Protocol):
 #   u64 capacity   bytes of records that fit (so the buffer is 16 + capacity bytes long)
 #   u64 offset     where the next record goes; a program reserves with an atomic add, *before* it writes.
 #                  It may run past capacity: records that did not fit are counted as lost, not written
-#   records        u64 program, u32 place, u32 nbytes, payload, padding to 8; in the order of reservation
+#   records        u64 program, u32 place, u32 nbytes, payload, padding to 8; in the order of reservation.
+#                  The driver fills the buffer with ones before a launch: program 2^64 - 1 is a record not written
 PRINT_HEADER_BYTES: Final = 16
 _RECORD: Final = struct.Struct("<QII")
+_NOT_WRITTEN: Final = (1 << 64) - 1
 
 
 def print_records(buffer: memoryview) -> Iterator[tuple[int, int, bytes]]:
@@ -277,7 +279,7 @@ def print_records(buffer: memoryview) -> Iterator[tuple[int, int, bytes]]:
     while at + _RECORD.size <= end:
         program, place, nbytes = _RECORD.unpack_from(buffer, at)
         start = at + _RECORD.size
-        if start + nbytes > end:  # the first record that did not fit; later, shorter ones are lost with it
+        if program == _NOT_WRITTEN:  # it did not fit, and so did nothing after it
             return
         yield program, place, bytes(buffer[start : start + nbytes])
         at = start + (nbytes + 7) // 8 * 8

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from peertile.backends.binary import Binary
-from peertile.backends.cpu import control, elementwise, jit, memory, mma, pointers, words
+from peertile.backends.cpu import control, elementwise, jit, memory, mma, output, pointers, words
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric
 from peertile.backends.cpu.nodes import ScalarNode, View
 from peertile.backends.cpu.target import CpuTarget, host_target
@@ -23,7 +23,7 @@ from peertile.ir.types import ObjectType, PointerType, Space, SymmetricType, Til
 
 __all__ = ["compile_kernel", "lower_to_text"]
 
-RULES = (control, elementwise, memory, mma, pointers, words)
+RULES = (control, elementwise, memory, mma, output, pointers, words)
 """Modules that register lowerings when they are imported."""
 PROMISE_OFFSET = 64
 """Where the promise is in a coroutine frame: two pointers, then the alignment of the promise."""

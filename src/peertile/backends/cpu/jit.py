@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
-from peertile.backends.cpu.target import CpuTarget
+from peertile.backends.cpu.target import CpuTarget, host_arch
 
 __all__ = ["compile_for", "compile_text", "host_cpu", "host_features", "llvmlite_version", "load_object", "stages"]
 
@@ -69,7 +69,7 @@ def compile_text(text: str, *, cpu: str | None = None, level: int = 1) -> bytes:
 
 def _machine(target: CpuTarget) -> Any:
     llvm = _llvm()
-    if target.arch != _state.get("arch", target.arch):
+    if target.arch != host_arch():
         with _lock:
             llvm.initialize_all_targets()
             llvm.initialize_all_asmprinters()

@@ -71,7 +71,7 @@ def _access(lo: Lowering, op: Op, operands: list[Value], dtype: DType, order: Or
         lo.order_point()
     nodes = [in_registers_or_scratch(lo, lo.node(v)) for v in operands]
     mask = in_registers_or_scratch(lo, lo.node(op.operands[len(operands)])) if op.attrs["masked"] else None
-    if order is Order.WEAK and type(op) is not ops.PtrLoad:
+    if type(op) is not ops.PtrLoad:
         lo.before_write(None)
     lo.flush()
     shape = nodes[0].shape

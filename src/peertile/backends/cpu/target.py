@@ -15,7 +15,7 @@ from typing import Final
 
 from peertile.config import config
 
-__all__ = ["AARCH64", "CpuTarget", "host_target", "named_target"]
+__all__ = ["AARCH64", "CpuTarget", "host_arch", "host_target", "named_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _vector_bits(features: frozenset[str]) -> int:
 def named_target(cpu: str) -> CpuTarget:
     """The target with an LLVM name. A name that is not in our table is taken to be of the host's
     architecture, with its base features only; LLVM refuses names that it does not know."""
-    arch, features = _NAMED.get(cpu, (_host_arch(), frozenset[str]()))
+    arch, features = _NAMED.get(cpu, (host_arch(), frozenset[str]()))
     return CpuTarget(cpu, arch, features, _vector_bits(features))
 
 
@@ -106,14 +106,15 @@ AARCH64: Final = CpuTarget("generic", "aarch64", frozenset({"neon"}), 128)
 """Not the host anywhere in our tests: its text and assembly are read, for the orders that x86 hides."""
 
 
-def _host_arch() -> str:
+def host_arch() -> str:
+    """LLVM's name of this machine's architecture."""
     machine = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
 @cache
 def _detect() -> CpuTarget:
-    arch = _host_arch()
+    arch = host_arch()
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Lowering of words and what goes with them: ordered accesses, waits, fences, checks, launch words, print.
+"""Lowering of words and what goes with them: ordered accesses, waits, fences, launch words.
 
 A wait looks at the word itself, spins for a moment, then suspends the coroutine with a description of the
 word in its promise (the layout is `PollDesc` of the launch protocol); the executor resumes it when the word
@@ -15,13 +15,11 @@ from peertile.backends.cpu.text import LLVM, MEMORY, add, mul
 from peertile.dtypes import DType
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.ops import CheckKind
 from peertile.ir.types import ViewType
 from peertile.memory_model import Cmp, Order
 
 SPINS = 8
 """Looks at the word before suspending, a pause (24 ns) apart: other programs of the executor wait meanwhile."""
-FAULT_KINDS = {CheckKind.ASSERT: 1, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
 
 
 def address_of(lo: Lowering, view: View, indices: list[Value]) -> str:
@@ -169,32 +167,3 @@ def suspend(lo: Lowering, words: list[str]) -> None:
     goes_on = f.block("on")
     f.cond_br(fine, goes_on, lo.leave, likely=True)
     f.place(goes_on)
-
-
-# ---------------------------------------------------------------- checks and output
-
-
-@lowers(ops.Check)
-def _check(lo: Lowering, op: ops.Check) -> None:
-    f = lo.f
-    lo.emit_stores()
-    condition = lo.scalar(op.operands[0])
-    extra = [lo.scalar(v) for v in op.operands[1:]] + ["0", "0"]
-    kind = op.attrs["kind"]
-    place = lo.place(op, kind.value, op.attrs["message"])
-    good, bad = f.block("checked"), f.block("fault")
-    f.cond_br(condition, good, bad, likely=True)
-    f.place(bad)
-    name = lo.helper_fault()
-    f.emit(
-        f"call void @{name}(ptr %ctx, i64 {FAULT_KINDS[kind]}, i64 {lo.program}, i64 {place}, i64 {extra[0]}, "
-        f"i64 {extra[1]})"
-    )
-    f.br(lo.leave)
-    f.place(good)
-
-
-@lowers(ops.Print)
-def _print(lo: Lowering, op: ops.Print) -> None:
-    lo.order_point()
-    lo.place(op, "print", op.attrs["prefix"])

@@ -85,6 +85,7 @@ __all__ = ["CpuDevice", "CpuDriver"]
 _MAX_NS: Final = 1 << 61  # as good as for ever, and no sum with the clock overflows
 _FRAMES_LIMIT: Final = 4 << 30
 _PRINT_BYTES: Final = 1 << 20
+_print_header: Final = memoryview(struct.pack("<2q", _PRINT_BYTES, 0)).cast("q")
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
 _MODULE_WORDS: Final = 8
 _LAUNCH: Final = struct.Struct(f"<{ARGS}q")
@@ -627,7 +628,8 @@ class CpuDevice(DriverDevice):
         memory = stream.print_address
         if not memory or stream.capture is not None:
             memory = self._map(PRINT_HEADER_BYTES + _PRINT_BYTES)
-            words_at(memory, PRINT_HEADER_BYTES)[0] = _PRINT_BYTES
+            ctypes.memset(memory, 0xFF, PRINT_HEADER_BYTES + _PRINT_BYTES)
+            words_at(memory, PRINT_HEADER_BYTES)[:] = _print_header
             if stream.capture is None:
                 stream.print_address = memory
         header = words_at(memory, PRINT_HEADER_BYTES)
@@ -636,7 +638,8 @@ class CpuDevice(DriverDevice):
             size = PRINT_HEADER_BYTES + min(header[1], _PRINT_BYTES)
             data = bytes((ctypes.c_char * size).from_address(memory))
             lost = header[1] - _PRINT_BYTES
-            header[1] = 0
+            ctypes.memset(memory, 0xFF, size)
+            header[:] = _print_header
             for record in print_records(memoryview(data)):
                 sink(*record)
             if lost > 0:
