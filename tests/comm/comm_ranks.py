@@ -161,7 +161,8 @@ def fail_and_recover(group):
     for turn in range(2):
         if group.rank == 1:
             group.fail(f"WaitTimeout: slot {turn}")
-        seen.append((raised(lambda: group.barrier("never")), word.value, str(group.failure())))
+        error = raised(lambda: group.barrier("never"))
+        seen.append((error, awaited(word), str(group.failure())))
         group.recover()
         seen.append((group.exchange(b"%d" % group.rank, "after"), word.value, group.failure(), group.generation))
         group.barrier("everybody has looked")
@@ -201,13 +202,19 @@ def exits(group, victim, status):
     group.barrier("never")
 
 
+def awaited(word):
+    """The word's value once it is not 0, which takes rank 0 a moment; bounded."""
+    end = time.monotonic() + 10
+    while word.value == 0 and time.monotonic() < end:
+        os.sched_yield()
+    return word.value
+
+
 def late(group):
     """The last rank comes once the group has failed for want of it, which it learns from the word that kernels poll."""
     word = ctypes.c_int32.from_address(group.abort_address)
     if group.rank == group.size - 1:
-        end = time.monotonic() + 10
-        while word.value == 0 and time.monotonic() < end:
-            os.sched_yield()
+        awaited(word)
         return raised(lambda: group.barrier("x"))
     return raised(lambda: group.barrier("x", timeout_s=0.2))
 

@@ -282,10 +282,8 @@ from peertile.comm.group import RankModel
 def main(group):
     group.barrier()
     group.print("ready")
-    if group.rank:
-        group.barrier("never")
     try:
-        group.subgroup([0]).barrier()
+        group.barrier("never", timeout_s=20) if group.rank < 2 else threading.Event().wait(20)
     finally:
         group.print("over")
 run(main, ranks=3, model=RankModel.THREADS)

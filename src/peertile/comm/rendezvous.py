@@ -441,7 +441,6 @@ class SocketLink:
 
     def abandon(self) -> None:
         """In a forked child: drops what it inherited, so that the end of the parent is seen by its peers."""
-        self.closed = True
         self._socket.close()
         if self.server is not None:
             self.server.abandon()

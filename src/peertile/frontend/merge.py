@@ -147,7 +147,7 @@ def _depends(name: str, bindings: Sequence[Binding]) -> Poison:
     parts = [f"{t} (line {loc.line})" if loc is not None else t for t, loc in shown.items()]
     if len(parts) == 1:
         return Poison(
-            f"`{name}` is {parts[0]} made on one path and another on the other; "
+            f"`{name}` is {next(iter(shown))} made on one path and another on the other; "
             "only tiles and numbers can be chosen at run time: choose the index or the rank instead"
         )
     if name == RETURN:

@@ -35,7 +35,7 @@ ONLY_MATH: Final = frozenset(f for f in (getattr(math, n) for n in dir(math)) if
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """ "; did you mean `x`?" for the nearest candidate, or nothing."""
-    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.7)
     return f"; did you mean `{found[0]}`?" if found else ""
 
 

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from peertile.errors import CompileError
 from peertile.ir import ops
-from peertile.ir.core import Block, Builder, Effect, Kernel, Op, Value, walk
+from peertile.ir.core import Block, Builder, Effect, Kernel, Op, Value
 from peertile.ir.ops import Binary, Bounds, CheckKind, Compare
 from peertile.ir.types import INDEX, TileType, ViewType
-from peertile.passes.rewrite import Scalars, constant_of
+from peertile.passes.rewrite import Scalars, constant_of, leaving
 
 __all__ = ["LaunchCheck", "decide_bounds"]
 
@@ -211,9 +211,10 @@ def _loop_of(v: Value) -> ops.For | None:
     return None
 
 
-_ID_BITS: Final = 31
+_PROGRAM_BITS: Final = 31
+_RANK_BITS: Final = 16
 _EXTENT_BITS: Final = 47
-"""Ids and counts of programs and ranks fit 31 bits, extents an address space of 47."""
+"""Programs of an axis are less than 2^31, ranks of a group than 2^16, elements than an address space."""
 
 
 def _bits(v: Value, depth: int = 0) -> int | None:
@@ -230,8 +231,10 @@ def _bits(v: Value, depth: int = 0) -> int | None:
     if isinstance(op, ops.Const):
         value = op.attrs["value"]
         return int(value).bit_length() if value >= 0 else None
-    if isinstance(op, ops.ProgramId | ops.NumPrograms | ops.Rank | ops.NumRanks):
-        return _ID_BITS
+    if isinstance(op, ops.ProgramId | ops.NumPrograms):
+        return _PROGRAM_BITS
+    if isinstance(op, ops.Rank | ops.NumRanks):
+        return _RANK_BITS
     if isinstance(op, ops.Extent | ops.NumTiles | ops.TileIndex):
         return _EXTENT_BITS
     if isinstance(op, ops.Select):
@@ -240,7 +243,7 @@ def _bits(v: Value, depth: int = 0) -> int | None:
     if isinstance(op, ops.BinaryOp):
         a, b = (_bits(x, depth + 1) for x in op.operands)
         found = None if a is None or b is None else _BITS_OF.get(op.attrs["fn"], lambda a, b: 64)(a, b)
-        return None if found is None or found > 62 else found
+        return None if found is None or found > 63 else found
     return None
 
 
@@ -264,13 +267,7 @@ _BITS_OF: Final[dict[Binary, Any]] = {
 
 def _leaves_early(block: Block) -> bool:
     """Whether something in `block`, beside its own terminator, may leave it or its loop."""
-    return any(
-        isinstance(op, ops.Break | ops.Continue | ops.Return)
-        for outer in block.ops
-        for inner in outer.blocks
-        for op in walk(inner)
-        if not (isinstance(outer, ops.For | ops.Loop) and not isinstance(op, ops.Return))
-    )
+    return any(True for op in block.ops for _ in leaving(op) if op.blocks)
 
 
 def _always_runs(op: Op, index: Value) -> bool:

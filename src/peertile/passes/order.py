@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Kernel, Op, Value, walk
 from peertile.ir.types import Space, ViewType
+from peertile.passes.rewrite import leaving
 
 __all__ = ["conflicts", "order_memory", "predecessors"]
 
@@ -41,10 +42,15 @@ def conflicts(a: Op, b: Op) -> bool:
 
 
 def _leaves(op: Op) -> Iterator[Op]:
+    """The ops without blocks inside `op`, but for terminators that lead no further than out of `op`."""
     if not op.blocks:
         yield op
+        return
+    ends = set(leaving(op))
     for block in op.blocks:
-        yield from (inner for inner in walk(block) if not inner.blocks)
+        for inner in walk(block):
+            if not inner.blocks and (not inner.TERMINATOR or inner in ends):
+                yield inner
 
 
 def _may_alias(a: Op, b: Op) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from peertile.dtypes import i64
 from peertile.ir import ops
-from peertile.ir.core import Block, Builder, Kernel, Value, walk
+from peertile.ir.core import Block, Builder, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Compare
 from peertile.ir.types import BOOL, INDEX, TileType
 
-__all__ = ["Scalars", "constant_of", "replace_values"]
+__all__ = ["Scalars", "constant_of", "leaving", "replace_values"]
 
 
 def replace_values(kernel: Kernel, replacements: Mapping[Value, Value]) -> None:
@@ -32,6 +32,14 @@ def constant_of(value: Value) -> int | float | bool | None:
     op = value.op
     found: int | float | bool | None = op.attrs["value"] if isinstance(op, ops.Const) else None
     return found
+
+
+def leaving(op: Op) -> Iterator[Op]:
+    """The terminators inside `op` that lead further than out of it: to an outer loop, or out of the kernel."""
+    inside = {op, *(inner for block in op.blocks for inner in walk(block))}
+    for inner in inside:
+        if isinstance(inner, ops.Return) or (isinstance(inner, ops.Break | ops.Continue) and ops.enclosing_loop(inner) not in inside):
+            yield inner
 
 
 class Scalars:

@@ -14,7 +14,7 @@ from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Effect, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Compare, Unary
 from peertile.ir.types import TileType
-from peertile.passes.rewrite import constant_of, replace_values
+from peertile.passes.rewrite import constant_of, leaving, replace_values
 
 __all__ = ["fold_binary", "fold_compare", "simplify"]
 
@@ -367,16 +367,5 @@ def _removable(op: Op) -> bool:
         return not op.effects
     if not isinstance(op, ops.If | ops.For):
         return False
-    return op.effects <= {Effect.CONTROL} and not _leaves(op)
-
-
-def _leaves(op: Op) -> bool:
-    """Whether something inside `op` checks, never ends, or goes further than out of `op`."""
-    for block in op.blocks:
-        for inner in walk(block):
-            if isinstance(inner, ops.Return | ops.Check | ops.Loop):
-                return True
-            if isinstance(inner, ops.Break | ops.Continue) and isinstance(op, ops.If):
-                # May belong to a loop inside the arm; not worth telling apart.
-                return True
-    return False
+    endless = any(isinstance(inner, ops.Check | ops.Loop) for block in op.blocks for inner in walk(block))
+    return op.effects <= {Effect.CONTROL} and not endless and not any(True for _ in leaving(op))

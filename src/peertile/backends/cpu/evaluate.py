@@ -15,7 +15,7 @@ from peertile.backends.cpu.convert import Batch, constant
 from peertile.backends.cpu.nodes import BufferNode, ElementNode, IotaNode, LoadNode, MapNode, Node, ScalarNode, resolve
 from peertile.backends.cpu.nodes import View as RunView
 from peertile.backends.cpu.text import LLVM, MEMORY, Function, add, is_literal, mul, splat_literal, vector
-from peertile.dtypes import DType, i64
+from peertile.dtypes import DType, i16, i64
 from peertile.ir.ops import Padding
 
 __all__ = ["ORIGIN", "Coordinate", "Evaluator", "Mode", "Position", "TileAccess", "counted_loop", "element_type"]
@@ -31,6 +31,8 @@ class Coordinate:
 
 
 Position = tuple[Coordinate, ...]
+MAX_TRIP = 4096
+"""More elements than any trip has along the vector axis."""
 ORIGIN = Coordinate("0")
 
 
@@ -86,8 +88,8 @@ def _padding(padding: Padding, dtype: DType) -> str:
     return from_literal
 
 
-def iota_constant(lanes: int, element: str) -> str:
-    return "<" + ", ".join(f"{element} {k}" for k in range(lanes)) + ">"
+def iota_constant(lanes: int, element: str, start: int = 0) -> str:
+    return "<" + ", ".join(f"{element} {start + k}" for k in range(lanes)) + ">"
 
 
 class Evaluator:
@@ -102,6 +104,7 @@ class Evaluator:
         self._values: dict[tuple[int, Position], str] = {}
         self._rows: dict[tuple[int, Position], str] = {}
         self._splats: dict[tuple[int, str], str] = {}
+        self._limits: dict[tuple[int, Position], str] = {}
 
     def values(self, node: Node, positions: list[Position]) -> Batch:
         """One register per position: a vector if the positions have a vector axis, else a scalar."""
@@ -257,29 +260,35 @@ class Evaluator:
             return count
         return f.value(f"select i1 {inside}, i64 {count}, i64 0")
 
-    def _mask(self, count: str, width: int) -> str:
-        key = (-width, count)
-        if key not in self._splats:
-            limit = splat(self.f, i64, width, count)
-            self._splats[key] = self.f.value(
-                f"icmp slt {vector('i64', width)} {iota_constant(width, 'i64')}, {limit}"
-            )
-        return self._splats[key]
+    def _mask(self, tile: TileAccess, p: Position, width: int) -> str:
+        """Which lanes at `p` are inside the view. Counted once for all columns of the trip; 16 bits hold any
+        number of lanes there, which makes one short compare for each."""
+        axis = self._vector_axis(p)
+        first = tuple(Coordinate(c.base, 0, c.step) if c.step else c for c in p)
+        key = (id(tile), first)
+        if key not in self._limits:
+            f, count = self.f, self.count(tile, first)
+            count = f.value(f"call i64 @llvm.smax.i64(i64 {count}, i64 0)")
+            count = f.value(f"call i64 @llvm.smin.i64(i64 {count}, i64 {MAX_TRIP})")
+            short = f.value(f"trunc i64 {count} to i16")
+            self._limits[key] = splat(f, i16, width, short)
+        lanes = iota_constant(width, "i16", p[axis].offset)
+        return self.f.value(f"icmp slt {vector('i16', width)} {lanes}, {self._limits[key]}")
 
     def _load_edge(self, tile: TileAccess, padding: Padding, p: Position, width: int) -> str:
         f, dtype = self.f, tile.view.type.dtype
         element, alias = tile.element, self.host.alias(tile.view.root)
         fill = _padding(padding, dtype)
-        count = self.count(tile, p)
         if width == 1:
             address = self._row(tile, p)
+            count = self.count(tile, p)
             inside = f.value(f"icmp sgt i64 {count}, 0")
             # A load that must not happen reads scratch instead: no branch inside the loop.
             address = f.value(f"select i1 {inside}, ptr {address}, ptr {self.host.dummy}")
             raw = f.value(f"load {element}, ptr {address}, align {dtype.itemsize}{alias}")
             raw = f.value(f"select i1 {inside}, {element} {raw}, {element} {fill}")
             return self.from_memory(dtype, raw, 1)
-        mask = self._mask(count, width)
+        mask = self._mask(tile, p, width)
         axis = self._vector_axis(p)
         stride = tile.view.strides[axis]
         splat_fill = splat_literal(fill, element, width)
@@ -330,13 +339,13 @@ class Evaluator:
             hint = f"align {width * dtype.itemsize}, !nontemporal !2" if self.mode.stream else f"align {dtype.itemsize}"
             f.emit(f"store {t} {raw}, ptr {self._along(tile, p)}, {hint}{alias}")
             return
-        count = self.count(tile, p)
         if width == 1:
+            count = self.count(tile, p)
             inside = f.value(f"icmp sgt i64 {count}, 0")
             address = f.value(f"select i1 {inside}, ptr {self._row(tile, p)}, ptr {self.host.dummy}")
             f.emit(f"store {element} {raw}, ptr {address}, align {dtype.itemsize}")
             return
-        mask = self._mask(count, width)
+        mask = self._mask(tile, p, width)
         axis = self._vector_axis(p)
         stride = tile.view.strides[axis]
         if stride == "1":

@@ -26,7 +26,7 @@ from peertile.backends.cpu.evaluate import (
 from peertile.backends.cpu.mathlib import Library
 from peertile.backends.cpu.nodes import BufferNode, Cell, LoadNode, Node, ScalarNode, View, resolve, walk
 from peertile.backends.cpu.target import CpuTarget
-from peertile.backends.cpu.text import Function, add, mul
+from peertile.backends.cpu.text import Block, Function, add, mul
 from peertile.dtypes import DType, f32
 from peertile.ir.ops import Fold
 
@@ -159,32 +159,18 @@ class _Nest:
             if isinstance(sink, StoreSink):
                 tiles[id(sink)] = self._tile(sink.view, sink.node.shape, sink.origin)
         self.tiles = tiles
-        inside = self._inside_condition()
-        stream = self._stream_condition() if inside != "false" else None
-        results: list[tuple[list[str], object]] = []
-        if inside == "true" and stream is None:
-            registers = self._nest(Mode(True))
+        self._limit()
+        stream = self._stream_condition()
+        if stream is None:
+            registers = self._nest(None)
         else:
-            modes: list[tuple[str, Mode]] = []
-            if stream is not None:
-                both = stream if inside == "true" else f.value(f"and i1 {inside}, {stream}")
-                modes.append((both, Mode(True, True)))
-            if inside != "false":
-                modes.append((inside, Mode(True)))
-            if inside != "true":
-                modes.append(("true", Mode(False)))
-            done = f.block("done")
-            for condition, mode in modes:
-                if condition == "true":
-                    registers = self._nest(mode)
-                    results.append((registers, f.br(done)))
-                    continue
-                yes, no = f.block("fast"), f.block("edge")
-                f.cond_br(condition, yes, no, likely=True)
-                f.place(yes)
+            fast, plain, done = f.block("stream"), f.block("plain"), f.block("done")
+            f.cond_br(stream, fast, plain)
+            results = []
+            for block, mode in ((fast, Mode(True, True)), (plain, None)):
+                f.place(block)
                 registers = self._nest(mode)
                 results.append((registers, f.br(done)))
-                f.place(no)
             f.place(done)
             registers = self._join(results, done)
         for sink, register in zip([s for s in self.reduces if s.to is None], registers, strict=True):
@@ -193,13 +179,13 @@ class _Nest:
             if sink.to is not None:
                 sink.cell.forward = sink.to
 
-    def _join(self, results: list[tuple[list[str], object]], done: object) -> list[str]:
+    def _join(self, results: list[tuple[list[str], Block]], done: Block) -> list[str]:
         scalars = [s for s in self.reduces if s.to is None]
         out = []
         for k, sink in enumerate(scalars):
-            phi = self.f.phi(done, element_type(sink.cell.dtype, 1))  # type: ignore[arg-type]
+            phi = self.f.phi(done, element_type(sink.cell.dtype, 1))
             for registers, block in results:
-                phi.add(registers[k], block)  # type: ignore[arg-type]
+                phi.add(registers[k], block)
             out.append(phi.name)
         return out
 
@@ -241,37 +227,48 @@ class _Nest:
         self._axis_of = from_axis
         self._conflicts = conflict
 
-    def _inside_condition(self) -> str:
-        """Register that says whether every tile is wholly inside its view with unit stride where vectors go."""
+    def _limit(self) -> None:
+        """Find out where tiles may be partial. `self.limit` is how far along the vector axis all of them are
+        inside their views, with unit stride where vectors go: a register, or None if they always are. Along
+        other axes the whole tile counts: a tile that sticks out there has limit -1."""
         f = self.f
         self._map_axes()
-        conditions: dict[tuple[object, ...], str] = {}
-        accesses: list[tuple[TileAccess, LoadNode | None]] = []
+        whole: dict[tuple[str, ...], str] = {}
+        bounds: dict[tuple[str, ...], str] = {}
         loads = {id(n): n for n in self.nodes if isinstance(n, LoadNode)}
         for key, access in self.tiles.items():
-            accesses.append((access, loads.get(key)))
-        for access, node in accesses:
-            view = access.view
+            view, node = access.view, loads.get(key)
+            moving = self._moving_axis(access, node) if self.lanes > 1 else None
+            if moving is not None and access.shape[moving] == 1:
+                moving = None
             for axis, extent in enumerate(access.shape):
                 if self.host.static_inside(view, access.shape, axis):
                     continue
-                key = ("inside", view.extents[axis], access.origin[axis], extent)
-                if key not in conditions:
+                fact = (view.extents[axis], access.origin[axis], str(extent))
+                if axis == moving:
+                    if fact not in bounds:
+                        bounds[fact] = f.value(f"sub i64 {view.extents[axis]}, {access.origin[axis]}")
+                elif fact not in whole:
                     end = add(f, access.origin[axis], extent)
-                    conditions[key] = f.value(f"icmp sle i64 {end}, {view.extents[axis]}")
-            moving = self._moving_axis(access, node)
-            if moving is not None and self.lanes > 1 and access.shape[moving] > 1:
+                    whole[fact] = f.value(f"icmp sle i64 {end}, {view.extents[axis]}")
+            if moving is not None:
                 stride = view.strides[moving]
                 if node is not None and id(node) in self._conflicts:
-                    return "false"
-                if stride != "1":
-                    key = ("stride", stride)
-                    if key not in conditions:
-                        conditions[key] = f.value(f"icmp eq i64 {stride}, 1")
-        result = "true"
-        for condition in conditions.values():
-            result = condition if result == "true" else f.value(f"and i1 {result}, {condition}")
-        return result
+                    whole["never",] = "false"
+                elif stride != "1" and (stride,) not in whole:
+                    whole[stride,] = f.value(f"icmp eq i64 {stride}, 1")
+        self.limit: str | None = None
+        self.inside = "true"
+        if not whole and not bounds:
+            return
+        extent = 1 if self.vector_axis is None else self.shape[self.vector_axis]
+        limit = str(extent)
+        for bound in bounds.values():
+            limit = f.value(f"call i64 @llvm.smin.i64(i64 {limit}, i64 {bound})")
+        for condition in whole.values():
+            limit = f.value(f"select i1 {condition}, i64 {limit}, i64 -1")
+        self.limit = limit
+        self.inside = f.value(f"icmp sge i64 {limit}, {extent}")
 
     def _stream_condition(self) -> str | None:
         """Register that says whether stores should go around the caches, or None if no store can."""
@@ -293,13 +290,14 @@ class _Nest:
             aligned = f.value(f"icmp eq i64 {low}, 0")
             both = f.value(f"and i1 {aligned}, {flag}")
             result = both if result is None else f.value(f"and i1 {result}, {both}")
-        return result
+        return result if self.inside == "true" else f.value(f"and i1 {result}, {self.inside}")
 
     # ------------------------------------------------------------ the loops
 
-    def _nest(self, mode: Mode) -> list[str]:
-        """Emit all loops once; gives the registers of the reductions that have no scratch."""
-        self.evaluator_mode = mode
+    def _nest(self, mode: Mode | None) -> list[str]:
+        """Emit all loops once, in a mode or (None) asking at each trip whether it is inside; gives the registers
+        of the reductions that have no scratch."""
+        self.mode = Mode(True) if mode is None and self.limit is None else mode
         return self._outer(list(self.outer), [ORIGIN] * len(self.shape))
 
     def _outer(self, axes: list[int], at: list[Coordinate]) -> list[str]:
@@ -341,25 +339,48 @@ class _Nest:
 
         def body(index: str, carried: list[str]) -> list[str]:
             positions = self._positions(at, index)
-            if self.inner_axis is None:
-                return self._trip(positions, carried)
-            axis = self.inner_axis
-            start = [x for s in self.reduces for x in self._inits(s)]
-
-            def inner(row: str, accumulators: list[str]) -> list[str]:
-                moved = []
-                for p in positions:
-                    q = list(p)
-                    q[axis] = Coordinate(row)
-                    moved.append(tuple(q))
-                return self._trip(moved, accumulators)
-
-            totals = counted_loop(self.f, self.shape[axis], 1, start, inner)
-            self._finish_columns(positions, totals)
-            return []
+            if self.mode is not None:
+                return self._columns(positions, carried, self.mode)
+            f = self.f
+            end = add(f, index, step)
+            inside = f.value(f"icmp sle i64 {end}, {self.limit}")
+            full, edge, join = f.block("full"), f.block("edge"), f.block("join")
+            f.cond_br(inside, full, edge, likely=True)
+            ends: list[tuple[list[str], Block]] = []
+            for block, mode in ((full, Mode(True)), (edge, Mode(False))):
+                f.place(block)
+                totals = self._columns(positions, carried, mode)
+                ends.append((totals, f.br(join)))
+            f.place(join)
+            joined = []
+            for k, (t, _) in enumerate(inits):
+                phi = f.phi(join, t)
+                for totals, source in ends:
+                    phi.add(totals[k], source)
+                joined.append(phi.name)
+            return joined
 
         totals = counted_loop(self.f, extent, step, inits, body)
         return self._finish_rows(at, totals) if along_vectors else []
+
+    def _columns(self, positions: list[Position], carried: list[str], mode: Mode) -> list[str]:
+        """One trip along the vector axis; a reduction along another axis is a loop inside it."""
+        if self.inner_axis is None:
+            return self._trip(positions, carried, mode)
+        axis = self.inner_axis
+        start = [x for s in self.reduces for x in self._inits(s)]
+
+        def inner(row: str, accumulators: list[str]) -> list[str]:
+            moved = []
+            for p in positions:
+                q = list(p)
+                q[axis] = Coordinate(row)
+                moved.append(tuple(q))
+            return self._trip(moved, accumulators, mode)
+
+        totals = counted_loop(self.f, self.shape[axis], 1, start, inner)
+        self._finish_columns(positions, totals)
+        return []
 
     def _accumulator(self, sink: ReduceSink) -> DType:
         """Narrow floats are summed in f32 and rounded once."""
@@ -371,8 +392,8 @@ class _Nest:
         start = constant(arith.identity(sink.fn, dtype), dtype, self.lanes)
         return [(element_type(dtype, self.lanes), start)] * (self.rows * self.columns)
 
-    def _trip(self, positions: list[Position], carried: list[str]) -> list[str]:
-        evaluator = Evaluator(self.host, self.lanes, self.evaluator_mode, self.tiles)
+    def _trip(self, positions: list[Position], carried: list[str], mode: Mode) -> list[str]:
+        evaluator = Evaluator(self.host, self.lanes, mode, self.tiles)
         values: list[Batch] = [evaluator.values(s.node, positions) for s in self.group.sinks]
         n = len(positions)
         totals: list[str] = []

@@ -34,7 +34,8 @@ def _const(e: Emitter, op: ops.Const) -> None:
 
 @lowers(ops.ProgramId)
 def _program_id(e: Emitter, op: ops.ProgramId) -> None:
-    e.set(op.result, e.program_ids()[op.attrs["axis"]])
+    axis = op.attrs["axis"]
+    e.values[op.result] = Expr(e.program_ids[axis]) if axis < e.kernel.grid_rank else Expr("0", is_literal=True)
 
 
 @lowers(ops.NumPrograms)

@@ -158,7 +158,9 @@ class Emitter:
         self.access = Access()
         self.narrow: list[Narrow] = []
         self.frames: list[Any] = []
+        self.descriptors: dict[Op, Any] = {}
         self.used = {value for op in walk(kernel.body) for value in op.operands}
+        self.program_ids: tuple[str, ...] = ("_program",)
         self.leaves = False
         """Whether the program has an early end, hence a flag `_alive`."""
         # A fence must be executed by every thread that makes ordered accesses after it.

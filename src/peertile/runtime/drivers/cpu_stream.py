@@ -345,6 +345,7 @@ class CpuStream(StreamHandle):
                 failed = 1
             finally:
                 callback_threads.discard(threading.get_ident())
+                del work  # what it holds must not wait for the next one
             self.words[S.PYTHON_FAILED] = failed
             held = 1
 
@@ -434,7 +435,8 @@ class CpuStream(StreamHandle):
             node=node,
         )
         if kind is FaultKind.CALLBACK:
-            return replace(record, error=self.callback_error)
+            error, self.callback_error = self.callback_error, None
+            return replace(record, error=error)
         if kind is FaultKind.DEVICE:
             text = f"scratch memory: the system has no {record.limit} bytes for {name}; use smaller tiles"
             return replace(record, error=AllocationError(text))

@@ -1,0 +1,384 @@
+"""Lowering of control flow to what Triton has: `for` and `while` without break, continue or return, and `if`.
+
+An op *escapes* if the ops after it in its block may not run: it breaks, continues or returns somewhere inside, or
+may end the program by a fault. What follows an escaping op is guarded by flags:
+
+- `_alive` is false once the program has returned or faulted;
+- `_go` of a loop is false for the rest of a trip that was broken or continued;
+- `_run` of a loop is whether another trip follows.
+
+Pure ops need no guard after a possible fault, so that a row of checks costs no nesting. A loop that nothing can
+leave early stays a `for`, which Triton pipelines; any other becomes a `while`. Variables that are assigned inside a
+guarded place get a value of their type beforehand, since Triton wants both ways to define them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from peertile.backends.cuda.spelling import BITS, REGISTER, UNSIGNED
+from peertile.backends.cuda.state import Access, Emitter, Expr, View, lowers, tile_of
+from peertile.dtypes import Kind
+from peertile.ir import ops
+from peertile.ir.core import Block, Effect, Op, Value, walk
+from peertile.ir.types import TokenType
+from peertile.memory_model import Order
+
+__all__ = ["Escape", "emit_body", "escapes"]
+
+
+class Escape(Enum):
+    """Why ops after this one may not run."""
+
+    BREAK = "break"
+    CONTINUE = "continue"
+    RETURN = "return"
+    FAULT = "fault"
+
+
+ENDS: Final = frozenset({Escape.RETURN, Escape.FAULT})
+TRIPS: Final = frozenset({Escape.BREAK, Escape.CONTINUE})
+_NONE: Final[frozenset[Escape]] = frozenset()
+_OWN: Final[dict[type[Op], frozenset[Escape]]] = {
+    ops.Break: frozenset({Escape.BREAK}),
+    ops.Continue: frozenset({Escape.CONTINUE}),
+    ops.Return: frozenset({Escape.RETURN}),
+    ops.Check: frozenset({Escape.FAULT}),
+    ops.Wait: frozenset({Escape.FAULT}),
+}
+
+
+@dataclass(slots=True)
+class Frame:
+    """A loop being emitted: its flags, and the variables that continue and break assign."""
+
+    go: str | None
+    run: str | None
+    carried: list[tuple[str, Value]]
+    results: list[tuple[str, Value]]
+
+
+def escapes(op: Op) -> frozenset[Escape]:
+    """How the ops after `op` may be left out."""
+    if not op.blocks:
+        return _OWN.get(type(op), _NONE)
+    found = _NONE.union(*(escapes(inner) for block in op.blocks for inner in block.ops))
+    return found - TRIPS if isinstance(op, ops.For | ops.Loop) else found
+
+
+def _inside(block: Block) -> frozenset[Escape]:
+    """Escapes of the ops of a loop's body, without its own terminator's."""
+    return _NONE.union(*(escapes(op) for op in block.ops if not op.TERMINATOR))
+
+
+def emit_body(e: Emitter) -> None:
+    """The whole kernel."""
+    e.leaves = any(escapes(op) & ENDS for op in e.kernel.body.ops if not op.TERMINATOR)
+    if e.leaves:
+        e.w.line("_alive = tl.full((), True, tl.int1)")
+    _block(e, e.kernel.body)
+
+
+def _block(e: Emitter, block: Block) -> None:
+    depth, pending = 0, _NONE
+    for op in block.ops:
+        if pending and _needs_guard(op, pending):
+            e.w.line(f"if {_guard(e, pending)}:")
+            e.w.open()
+            depth, pending = depth + 1, _NONE
+        e.op(op)
+        if not op.TERMINATOR:
+            pending |= escapes(op)
+    for _ in range(depth):
+        e.w.close()
+
+
+def _needs_guard(op: Op, pending: frozenset[Escape]) -> bool:
+    if op.TERMINATOR:
+        # What ends a trip or an arm assigns variables; the end of the kernel assigns none.
+        return not (isinstance(op, ops.Return) and not _nested(op))
+    if pending == {Escape.FAULT}:
+        return not isinstance(op, ops.Check) and (bool(op.effects) or bool(op.blocks))
+    return True
+
+
+def _nested(op: Op) -> bool:
+    return op.parent is not None and op.parent.parent is not None
+
+
+def _guard(e: Emitter, pending: frozenset[Escape]) -> str:
+    flags = []
+    if pending & TRIPS:
+        assert e.frames[-1].go is not None
+        flags.append(e.frames[-1].go)
+    if pending & ENDS:
+        flags.append("_alive")
+    return " & ".join(flags)
+
+
+# ---------------------------------------------------------------- variables
+
+
+def _declare(e: Emitter, value: Value, base: str) -> str:
+    return e.names.fresh(value.hint, base)
+
+
+def _assign(e: Emitter, targets: list[tuple[str, Value]], values: list[Value]) -> None:
+    """targets = values, all at once."""
+    pairs = [
+        (name, e.typed(value))
+        for (name, target), value in zip(targets, values, strict=True)
+        if not isinstance(target.type, TokenType)
+    ]
+    pairs = [(name, text) for name, text in pairs if name != text]
+    names = {name for name, _ in pairs}
+    if any(text in names for _, text in pairs) and len(pairs) > 1:
+        temporary = [e.let_own("next", text) for _, text in pairs]
+        pairs = [(name, text) for (name, _), text in zip(pairs, temporary, strict=True)]
+    for name, text in pairs:
+        e.w.line(f"{name} = {text}")
+
+
+def _bind(e: Emitter, values: list[Value], variables: list[tuple[str, Value]]) -> None:
+    for value, (name, _) in zip(values, variables, strict=True):
+        if isinstance(value.type, TokenType):
+            e.values[value] = None
+        else:
+            e.set(value, name)
+
+
+def _prepare(e: Emitter, variables: list[tuple[str, Value]]) -> None:
+    """Give variables a value of their type, for ways on which nothing else does."""
+    for name, value in variables:
+        if not isinstance(value.type, TokenType):
+            e.w.line(f"{name} = {e.zero(value.type)}")
+
+
+# ---------------------------------------------------------------- if
+
+
+@lowers(ops.If)
+def _if(e: Emitter, op: ops.If) -> None:
+    results = [(_declare(e, v, "r"), v) for v in op.results]
+    _bind(e, op.results, results)
+    if escapes(op):
+        _prepare(e, results)
+    condition = e.typed(op.operands[0])
+    before = e.access.copy()
+    with e.w.indented(f"if {condition}:"):
+        _block(e, op.blocks[0])
+    after = e.access
+    e.access = before
+    if len(op.blocks[1].ops) > 1 or op.blocks[1].ops[0].operands or not isinstance(op.blocks[1].ops[0], ops.Yield):
+        with e.w.indented("else:"):
+            _block(e, op.blocks[1])
+    e.access.join(after)
+
+
+@lowers(ops.Yield)
+def _yield(e: Emitter, op: ops.Yield) -> None:
+    assert op.parent is not None
+    owner = op.parent.parent
+    assert owner is not None
+    targets = [(e.text(v) if not isinstance(v.type, TokenType) else "", v) for v in owner.results]
+    _assign(e, targets, op.operands)
+
+
+@lowers(ops.Return)
+def _return(e: Emitter, op: ops.Return) -> None:
+    if _nested(op):
+        e.w.line("_alive = tl.full((), False, tl.int1)")
+
+
+@lowers(ops.Break)
+def _break(e: Emitter, op: ops.Break) -> None:
+    frame = e.frames[-1]
+    assert isinstance(frame, Frame)
+    _assign(e, frame.results, op.operands)
+    assert frame.run is not None
+    e.w.line(f"{frame.run} = tl.full((), False, tl.int1)")
+    if frame.go is not None:
+        e.w.line(f"{frame.go} = tl.full((), False, tl.int1)")
+
+
+@lowers(ops.Continue)
+def _continue(e: Emitter, op: ops.Continue) -> None:
+    frame = e.frames[-1]
+    assert isinstance(frame, Frame)
+    _assign(e, frame.carried, op.operands)
+    own = op.parent is not None and isinstance(op.parent.parent, ops.For | ops.Loop)
+    if frame.go is not None and not own:
+        e.w.line(f"{frame.go} = tl.full((), False, tl.int1)")
+
+
+# ---------------------------------------------------------------- loops
+
+
+def _leaves_early(op: Op) -> bool:
+    """Whether a loop may end before its range does."""
+    inside = _NONE.union(*(escapes(inner) for inner in op.blocks[0].ops))
+    return bool(inside & (ENDS | {Escape.BREAK}))
+
+
+def _loop_accesses(e: Emitter, block: Block) -> Access:
+    """Everything that a loop's body accesses: what its next trip may meet."""
+    access = Access()
+    for op in walk(block):
+        effects = op.EFFECTS
+        if not effects & {Effect.READ, Effect.WRITE} or op.blocks:
+            continue
+        root = _root(e, op)
+        if Effect.READ in effects:
+            access.read.add(root)
+        if Effect.WRITE in effects:
+            access.written.add((root, op.attrs.get("rmw")))
+    return access
+
+
+def _root(e: Emitter, op: Op) -> tuple[object, ...]:
+    """The root of an access, also of a view that is made inside the loop and has no value yet."""
+    value = op.operands[0]
+    while value not in e.values and value.op is not None and value.op.operands:
+        value = value.op.operands[0]
+    holder = e.values.get(value)
+    if isinstance(value.op, ops.LaunchWords):
+        return ("launch words",)
+    root = getattr(holder, "root", None)
+    if root is not None:
+        return tuple(root)
+    # A field of an object that is not bound yet: any of its roots would do, so take what meets everything.
+    return ("raw",)
+
+
+def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
+    """Whether loads may be moved to earlier trips: nothing in the body may order or overwrite them."""
+    for inner in walk(op.blocks[0]):
+        order = inner.attrs.get("order", Order.WEAK)
+        if isinstance(inner, ops.Fence | ops.Wait) or order is not Order.WEAK:
+            return False
+    return not any(access.conflicts_with_read(root) for root in access.read)
+
+
+@lowers(ops.For)
+def _for(e: Emitter, op: ops.For) -> None:
+    body = op.blocks[0]
+    carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
+    access = _loop_accesses(e, body)
+    e.access.join(access)
+    lo, hi, step = op.operands[:3]
+    initial = op.operands[3:]
+    _assign_initial(e, carried, initial)
+    _bind(e, body.args[1:], carried)
+    go = e.names.own("go") if _inside(body) & TRIPS else None
+    t = tile_of(lo).dtype
+    if _leaves_early(op) or (t.kind is Kind.UINT and t.bits == 64):
+        run = e.names.own("run")
+        e.frames.append(Frame(go, run, carried, carried))
+        _while_range(e, op, run, go)
+    else:
+        e.frames.append(Frame(go, None, carried, carried))
+        _plain_for(e, op, go, _pipelined(e, op, access))
+    e.frames.pop()
+    _bind(e, op.results, carried)
+    e.access.join(access)
+    _ = (hi, step)
+
+
+def _assign_initial(e: Emitter, variables: list[tuple[str, Value]], values: list[Value]) -> None:
+    for (name, target), value in zip(variables, values, strict=True):
+        if not isinstance(target.type, TokenType):
+            e.w.line(f"{name} = {e.typed(value)}")
+
+
+def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None:
+    body = op.blocks[0]
+    lo, hi, step = op.operands[:3]
+    t = tile_of(lo).dtype
+    wide = "tl.int64" if t.bits == 64 or (t.kind is Kind.UINT and t.bits == 32) else "tl.int32"
+    bounds = [_bound(e, v, wide) for v in (lo, hi, step)]
+    # One typed bound fixes the type of the loop variable.
+    if e.is_literal(hi):
+        bounds[1] = f"tl.full((), {e.text(hi)}, {wide})"
+    stages = op.attrs["stages"]
+    extra = "" if pipelined else ", num_stages=1"
+    if pipelined and stages > 1:
+        extra = f", num_stages={stages}"
+    if pipelined and e.options.flatten and any(isinstance(inner, ops.For) for inner in walk(body)):
+        extra += ", flatten=True"
+    name = _declare(e, body.args[0], "k")
+    head = f"for {name} in tl.range({', '.join(bounds)}{extra}):"
+    with e.w.indented(head):
+        _bind_counter(e, op, name, wide)
+        if go is not None:
+            e.w.line(f"{go} = tl.full((), True, tl.int1)")
+        _block(e, body)
+
+
+def _bound(e: Emitter, v: Value, wide: str) -> str:
+    if e.is_literal(v):
+        return e.text(v)
+    t = tile_of(v).dtype
+    return e.text(v) if REGISTER[t.name] == wide else f"{e.text(v)}.to({wide})"
+
+
+def _bind_counter(e: Emitter, op: ops.For, name: str, wide: str) -> None:
+    counter = op.blocks[0].args[0]
+    t = tile_of(counter).dtype
+    if REGISTER[t.name] == wide:
+        e.set(counter, name)
+    else:
+        e.define(counter, f"{name}.to({REGISTER[t.name]})")
+
+
+def _while_range(e: Emitter, op: ops.For, run: str, go: str | None) -> None:
+    body = op.blocks[0]
+    lo, hi, step = op.operands[:3]
+    t = tile_of(lo).dtype
+    counter = _declare(e, body.args[0], "k")
+    e.w.line(f"{counter} = {e.typed(lo)}")
+    last = e.let_own("end", e.typed(hi))
+    by = e.let_own("step", e.typed(step))
+    e.w.line(f"{run} = {counter} < {last}")
+    e.set(body.args[0], counter)
+    unsigned = UNSIGNED[t.bits]
+    with e.w.indented(f"while {run}:"):
+        if go is not None:
+            e.w.line(f"{go} = tl.full((), True, tl.int1)")
+        _block(e, body)
+        # What is left of the range, as unsigned, cannot overflow; the counter itself could step past the end.
+        left, stride = f"{last} - {counter}", by
+        if t.is_signed:
+            left, stride = f"({left}).to({unsigned}, bitcast=True)", f"{by}.to({unsigned}, bitcast=True)"
+        alive = " & _alive" if escapes(op) & ENDS else ""
+        e.w.line(f"{run} = {run} & ({left} > {stride}){alive}")
+        e.w.line(f"{counter} = {counter} + {by}")
+
+
+@lowers(ops.Loop)
+def _loop(e: Emitter, op: ops.Loop) -> None:
+    body = op.blocks[0]
+    carried = [(_declare(e, a, "c"), a) for a in body.args]
+    results = [(_declare(e, v, "r"), v) for v in op.results]
+    access = _loop_accesses(e, body)
+    e.access.join(access)
+    _assign_initial(e, carried, op.operands)
+    _prepare(e, results)
+    _bind(e, body.args, carried)
+    run = e.names.own("run")
+    go = e.names.own("go") if _inside(body) & TRIPS else None
+    e.frames.append(Frame(go, run, carried, results))
+    e.w.line(f"{run} = tl.full((), True, tl.int1)")
+    with e.w.indented(f"while {run}:"):
+        if go is not None:
+            e.w.line(f"{go} = tl.full((), True, tl.int1)")
+        _block(e, body)
+        if escapes(op) & ENDS:
+            e.w.line(f"{run} = {run} & _alive")
+    e.frames.pop()
+    _bind(e, op.results, results)
+    e.access.join(access)
+
+
+_ = (BITS, Expr, View)

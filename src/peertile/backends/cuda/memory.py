@@ -1,0 +1,379 @@
+"""Lowering of views, tile loads, tile stores and tile atomics.
+
+A tile access is a block of pointers with a mask, or a bulk copy (TMA) through a tensor descriptor. The address of
+the tile's corner is computed in 64 bits from its index; inside the tile only the axes without unit stride multiply
+in 64 bits. Descriptors are for what feeds a matrix product, in memory that nobody else sees during the launch:
+bulk copies go through another proxy and would need fences against ordinary accesses.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peertile.backends.cuda import ptx
+from peertile.backends.cuda.spelling import MEMORY, REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
+from peertile.backends.cuda.state import Emitter, Narrow, Record, Symmetric, View, lowers, tile_of
+from peertile.backends.cuda.target import check_rmw, emulated_rmw
+from peertile.dtypes import DType
+from peertile.ir import ops
+from peertile.ir.core import Op, Value, walk
+from peertile.ir.ops import Padding
+from peertile.ir.types import Space, TileType, ViewType
+from peertile.memory_model import Rmw, Scope
+
+__all__ = ["RMW_FUNCTION", "SEM", "by_swap", "expand", "flat_rows", "plan_descriptors", "to_memory", "to_register"]
+
+SEM: Final = {"relaxed": "relaxed", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
+RMW_FUNCTION: Final = {
+    Rmw.ADD: "add", Rmw.ADDF: "add", Rmw.AND: "and", Rmw.OR: "or", Rmw.XOR: "xor", Rmw.MIN: "min", Rmw.MAX: "max",
+    Rmw.UMIN: "min", Rmw.UMAX: "max", Rmw.XCHG: "xchg",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- views
+
+
+@lowers(ops.PeerView)
+def _peer_view(e: Emitter, op: ops.PeerView) -> None:
+    s = e.values[op.operands[0]]
+    assert isinstance(s, Symmetric)
+    t = op.result.type
+    assert isinstance(t, ViewType)
+    base = f"tl.load({s.table} + 2 + {e.text(op.operands[1])}) + {s.offset}"
+    pointer = f"({base}).to({e.pointer_type(t.dtype)})"
+    if t.align > 1:
+        pointer = f"tl.multiple_of({pointer}, {t.align})"
+    name = e.let(op.result.hint or "at", pointer)
+    e.values[op.result] = View(t, name, s.extents, s.strides, s.root)
+
+
+@lowers(ops.Field)
+def _field(e: Emitter, op: ops.Field) -> None:
+    record = e.values[op.operands[0]]
+    assert isinstance(record, Record)
+    e.values[op.result] = record.fields[op.attrs["field"]]
+
+
+@lowers(ops.LaunchWords)
+def _launch_words(e: Emitter, op: ops.LaunchWords) -> None:
+    t = op.result.type
+    assert isinstance(t, ViewType)
+    e.values[op.result] = View(t, "_launch", ("8",), ("1",), ("launch words",))
+
+
+# ---------------------------------------------------------------- blocks of pointers
+
+
+def expand(text: str, axis: int, rank: int) -> str:
+    """A 1-d tile as axis `axis` of a tile of `rank` axes."""
+    if rank == 1:
+        return text
+    return f"{text}[{', '.join(':' if k == axis else 'None' for k in range(rank))}]"
+
+
+def _product(a: str, b: str) -> str:
+    return "0" if "0" in (a, b) else a if b == "1" else b if a == "1" else f"{a} * {b}"
+
+
+def block_of(e: Emitter, view: View, indices: list[Value], shape: tuple[int, ...]) -> tuple[str, str | None]:
+    """(pointers, mask) of a tile; no mask for a view without axes."""
+    rank = len(shape)
+    if rank == 0:
+        return view.pointer, None
+    starts, masks, corner, inside = [], [], [view.pointer], []
+    for k, (index, size) in enumerate(zip(indices, shape, strict=True)):
+        starts.append(_product(e.typed(index) if e.is_literal(index) else e.text(index), str(size)))
+        start = "0" if e.is_literal(index) and int(e.text(index)) == 0 else starts[k]
+        if start != "0":
+            term = _product(start, view.strides[k])
+            corner.append(term)
+        extent = view.extents[k] if not view.extents[k].isdigit() else f"tl.full((), {view.extents[k]}, tl.int64)"
+        left = e.let_own("left", e.call("_left", extent, start, str(size)))
+        line = expand(f"tl.arange(0, {size})", k, rank)
+        masks.append(f"({line} < {left})")
+        inside.append(line if view.strides[k] == "1" else f"{line}.to(tl.int64) * {view.strides[k]}")
+    pointers = e.let_own("at", " + ".join([" + ".join(corner), *inside]))
+    return pointers, " & ".join(masks)
+
+
+def to_register(text: str, dtype: DType) -> str:
+    return f"{text} != 0" if dtype.is_bool else text
+
+
+def to_memory(text: str, dtype: DType) -> str:
+    return f"{text}.to(tl.uint8)" if dtype.is_bool else text
+
+
+def _padding(padding: Padding, dtype: DType) -> str:
+    if padding is Padding.ZERO and not (dtype.is_float and dtype.bits == 8):
+        return "0.0" if dtype.is_float else "0"
+    return from_bits(padding_bits(padding, dtype), dtype)
+
+
+@lowers(ops.Load)
+def _load(e: Emitter, op: ops.Load) -> None:
+    view, t = e.view(op.operands[0]), tile_of(op.result)
+    e.before_read(view.root)
+    if op in e.descriptors:
+        e.define(op.result, _descriptor_load(e, op, t))
+        return
+    pointers, mask = block_of(e, view, op.operands[1:], t.shape)
+    if mask is None:
+        e.define(op.result, to_register(f"tl.load({pointers})", t.dtype))
+    else:
+        other = _padding(op.attrs["padding"], t.dtype)
+        e.define(op.result, to_register(f"tl.load({pointers}, mask={mask}, other={other})", t.dtype))
+
+
+@lowers(ops.Store)
+def _store(e: Emitter, op: ops.Store) -> None:
+    view = e.view(op.operands[0])
+    t = tile_of(op.operands[1])
+    e.before_write(view.root)
+    value = to_memory(e.typed(op.operands[1]), t.dtype)
+    if op in e.descriptors:
+        _descriptor_store(e, op, value, t)
+        return
+    pointers, mask = block_of(e, view, op.operands[2:], t.shape)
+    e.w.line(f"tl.store({pointers}, {value})" if mask is None else f"tl.store({pointers}, {value}, mask={mask})")
+
+
+# ---------------------------------------------------------------- tile atomics
+
+
+@lowers(ops.TileAtomic)
+def _tile_atomic(e: Emitter, op: ops.TileAtomic) -> None:
+    view, t = e.view(op.operands[0]), tile_of(op.operands[1])
+    kind, order = op.attrs["rmw"], op.attrs["order"]
+    check_rmw(kind, t.dtype, e.arch, op.loc)
+    scope = e.scope(op.attrs["scope"], view.type.space)
+    if order.releases:
+        e.barrier()
+    e.before_write(view.root, kind)
+    value = e.typed(op.operands[1])
+    pointers, mask = block_of(e, view, op.operands[2:], t.shape)
+    if emulated_rmw(kind, t.dtype):
+        function = ptx.rmw_tile(kind, t.dtype, order, scope)
+        e.w.line(by_swap(e, function, pointers, [value], mask, t, "").strip())
+    else:
+        call = native_rmw(kind, t.dtype, pointers, value, mask, order.value, scope)
+        e.w.line(call)
+    if order.acquires:
+        e.barrier()
+
+
+def native_rmw(
+    kind: Rmw, dtype: DType, pointers: str, value: str, mask: str | None, order: str, scope: Scope
+) -> str:
+    """A call of one of Triton's atomics; the compared type carries the sign of min and max."""
+    if kind in (Rmw.MIN, Rmw.MAX, Rmw.UMIN, Rmw.UMAX):
+        signed = kind in (Rmw.MIN, Rmw.MAX)
+        t = f"tl.{'int' if signed else 'uint'}{dtype.bits}"
+        if REGISTER[dtype.name] != t:
+            pointers, value = f"{pointers}.to(tl.pointer_type({t}))", f"{value}.to({t}, bitcast=True)"
+    masked = "" if mask is None else f", mask={mask}"
+    name = RMW_FUNCTION[kind]
+    return f'tl.atomic_{name}({pointers}, {value}{masked}, sem="{SEM[order]}", scope="{ptx.SCOPE[scope]}")'
+
+
+def flat_rows(e: Emitter, numel: int) -> int:
+    """Copies of a flat tile that give each thread an element of its own."""
+    return max(e.lanes // numel, 1)
+
+
+def by_swap(
+    e: Emitter, function: ptx.Function, pointers: str, operands: list[str], mask: str | None, t: TileType, result: str
+) -> str:
+    """Runs a `ptx` function over tiles so that each element is acted on by exactly one thread.
+
+    Small tiles are copied to one element a thread, of which the first row acts; with `result`, the outcome (0
+    elsewhere) is folded back, so that it is the same in every thread, and its expression is returned.
+    """
+    bits = t.dtype.itemsize * 8
+    rows, n = flat_rows(e, t.numel), t.numel
+    flat = [pointers, *(as_word(x, t.dtype) for x in operands)]
+    active = mask or "tl.full((), True, tl.int1)"
+    active = f"({active})"
+    if t.shape:
+        shape = shape_text((n,))
+        full = shape_text(t.shape)
+        flat = [f"tl.reshape(tl.broadcast_to({x}, {full}), {shape})" for x in flat]
+        active = f"tl.reshape(tl.broadcast_to({active}, {full}), {shape})"
+    else:
+        flat = [f"tl.broadcast_to({x}, (1,))" for x in flat]
+        active = f"tl.broadcast_to({active}, (1,))"
+    spread = [e.let_own("flat", e.call("_lanes", x, str(rows), str(n))) for x in flat]
+    acts = e.let_own(
+        "acts", f"{e.call('_lanes', f'{active}.to(tl.int32)', str(rows), str(n))} * {e.call('_first_row', str(rows), str(n))}"
+    )
+    call = e.call_ptx(function, *spread, acts)
+    if not result:
+        return call
+    e.call("_or")
+    found = e.let_own("seen", f"tl.reduce({call}, 0, _or)")
+    narrow = f"{found}.to({UNSIGNED[bits]})" if bits < 32 else found
+    if not t.shape:
+        narrow = f"tl.reduce({narrow}.to(tl.int{max(bits, 32)}), 0, _or)"
+        narrow = f"{narrow}.to({UNSIGNED[bits]})" if bits < 32 else narrow
+    else:
+        narrow = f"tl.reshape({narrow}, {shape_text(t.shape)})"
+    return from_word(narrow, t.dtype)
+
+
+def as_word(text: str, dtype: DType) -> str:
+    """A value as the integer, of 32 bits at least, that PTX takes."""
+    if dtype.is_bool:
+        return f"{text}.to(tl.int32)"
+    bits = dtype.itemsize * 8
+    unsigned = text if REGISTER[dtype.name] == UNSIGNED[bits] else f"{text}.to({UNSIGNED[bits]}, bitcast=True)"
+    return f"{unsigned}.to(tl.int32)" if bits < 32 else f"{unsigned}.to(tl.int{bits}, bitcast=True)"
+
+
+def from_word(text: str, dtype: DType) -> str:
+    """The inverse of `as_word`, from an integer of the element's width or of 32 bits."""
+    if dtype.is_bool:
+        return f"{text} != 0"
+    bits = dtype.itemsize * 8
+    narrow = f"{text}.to({UNSIGNED[bits]})" if bits < 32 else text
+    return f"{narrow}.to({REGISTER[dtype.name]}, bitcast=True)"
+
+
+# ---------------------------------------------------------------- tensor descriptors
+
+
+class Descriptor:
+    """One descriptor: its variable, the axes of the view in the order of memory, and the tile it moves."""
+
+    __slots__ = ("axes", "name", "shape")
+
+    def __init__(self, name: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        self.name = name
+        self.axes = axes
+        self.shape = shape
+
+
+def plan_descriptors(e: Emitter) -> None:
+    """Decides which accesses go through descriptors, and writes the descriptors at the head of the kernel."""
+    if not e.options.descriptors or not any(isinstance(op, ops.Mma) for op in walk(e.kernel.body)):
+        return
+    feeding = _feeding_mma(e)
+    made: dict[tuple[Value, tuple[int, ...]], Descriptor] = {}
+    for view, accesses in _accesses(e).items():
+        axes = _bulk_axes(view)
+        if axes is None or not _alone(accesses):
+            continue
+        for op in accesses:
+            if isinstance(op, ops.Load) and (op not in feeding or op.attrs["padding"] is not Padding.ZERO):
+                continue
+            t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
+            if not _fits_bulk(t, axes):
+                continue
+            key = (view, t.shape)
+            if key not in made:
+                made[key] = _make_descriptor(e, view, axes, t)
+            e.descriptors[op] = made[key]
+
+
+def _feeding_mma(e: Emitter) -> set[Op]:
+    """Loads whose tiles reach a matrix product as a factor, through changes of shape and casts alone."""
+    found: set[Op] = set()
+    todo = [v for op in walk(e.kernel.body) if isinstance(op, ops.Mma) for v in op.operands[:2]]
+    while todo:
+        op = todo.pop().op
+        if isinstance(op, ops.Load):
+            found.add(op)
+        elif isinstance(op, ops.Permute | ops.Cast | ops.Reshape):
+            todo.append(op.operands[0])
+    return found
+
+
+def _accesses(e: Emitter) -> dict[Value, list[Op]]:
+    """Every op that touches each view parameter."""
+    found: dict[Value, list[Op]] = {}
+    for op in walk(e.kernel.body):
+        if op.operands and op.operands[0] in e.values and isinstance(e.values[op.operands[0]], View):
+            found.setdefault(op.operands[0], []).append(op)
+    return found
+
+
+def _alone(accesses: list[Op]) -> bool:
+    """Whether all accesses of a view may be bulk copies: only loads, or one store that hits each tile once.
+
+    Two bulk stores of one tile are not ordered by program order, since they are waited for only as far as their
+    source is concerned.
+    """
+    touching = [op for op in accesses if not isinstance(op, ops.Extent | ops.NumTiles | ops.TileIndex)]
+    if all(isinstance(op, ops.Load) for op in touching):
+        return True
+    return len(touching) == 1 and isinstance(touching[0], ops.Store) and _hits_once(touching[0])
+
+
+def _hits_once(store: ops.Store) -> bool:
+    """Whether a store's index is this program's own tile, or that of the loop over its tiles that is right around."""
+    tile = store.operands[2].op
+    if not isinstance(tile, ops.TileIndex) or store.operands[2:] != tile.results:
+        return False
+    loop, linear = ops.enclosing_loop(store), tile.operands[1]
+    if loop is None:
+        return isinstance(linear.op, ops.ProgramId)
+    return ops.enclosing_loop(loop) is None and isinstance(loop, ops.For) and linear is loop.blocks[0].args[0]
+
+
+def _bulk_axes(view: Value) -> tuple[int, ...] | None:
+    """The axes with the unit one last, or None where facts do not allow bulk copies."""
+    t = view.type
+    if not isinstance(t, ViewType) or t.space is not Space.LOCAL or t.rank not in (2, 3, 4) or t.dtype.is_bool:
+        return None
+    if t.align % 16 or not t.align or not any(t.unit_stride):
+        return None
+    unit = max(k for k in range(t.rank) if t.unit_stride[k])
+    # Every stride but the unit one is a multiple of each `divisible`; another unit stride is no multiple of 16 bytes.
+    if sum(t.unit_stride) > 1 or max(t.divisible) * t.dtype.itemsize % 16:
+        return None
+    return (*(k for k in range(t.rank) if k != unit), unit)
+
+
+def _fits_bulk(t: TileType, axes: tuple[int, ...]) -> bool:
+    return t.shape[axes[-1]] * t.dtype.itemsize >= 16 and all(n <= 256 for n in t.shape)
+
+
+def _make_descriptor(e: Emitter, value: Value, axes: tuple[int, ...], t: TileType) -> Descriptor:
+    view = e.view(value)
+    shape = tuple(t.shape[k] for k in axes)
+    for k in axes:
+        e.narrow.append(Narrow(view.slots[k], is_stride=False))
+        if view.strides[k] != "1":
+            e.narrow.append(Narrow(view.slots[len(view.extents) + k], is_stride=True))
+    extents = ", ".join(f"{view.extents[k]}.to(tl.int32)" for k in axes)
+    strides = ", ".join(view.strides[k] for k in axes)
+    name = e.let(
+        f"{view.pointer}_tiles",
+        f"tl.make_tensor_descriptor({view.pointer}, shape=[{extents}], strides=[{strides}], "
+        f"block_shape=[{', '.join(map(str, shape))}])",
+    )
+    return Descriptor(name, axes, shape)
+
+
+def _offsets(e: Emitter, d: Descriptor, indices: list[Value]) -> str:
+    terms = []
+    for k, size in zip(d.axes, d.shape, strict=True):
+        index = indices[k]
+        terms.append(
+            str(int(e.text(index)) * size) if e.is_literal(index) else f"({e.text(index)} * {size}).to(tl.int32)"
+        )
+    return f"[{', '.join(terms)}]"
+
+
+def _descriptor_load(e: Emitter, op: Op, t: TileType) -> str:
+    d = e.descriptors[op]
+    text = f"{d.name}.load({_offsets(e, d, op.operands[1:])})"
+    if d.axes == tuple(range(t.rank)):
+        return text
+    return f"tl.permute({text}, {shape_text(tuple(d.axes.index(k) for k in range(t.rank)))})"
+
+
+def _descriptor_store(e: Emitter, op: Op, value: str, t: TileType) -> None:
+    d = e.descriptors[op]
+    if d.axes != tuple(range(t.rank)):
+        value = f"tl.permute({value}, {shape_text(d.axes)})"
+    e.w.line(f"{d.name}.store({_offsets(e, d, op.operands[2:])}, {value})")

@@ -1,0 +1,118 @@
+"""Lowering of broadcast, reshape, permute, reductions and matrix products.
+
+Matrix products go to the tensor cores by `tl.dot`; extents below what those take are summed elementwise, within a
+bound on the work, and refused by name beyond it. u8 goes through i8. See `docs` for the table by architecture.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peertile.backends.cuda.spelling import REGISTER, shape_text
+from peertile.backends.cuda.state import Emitter, lowers, tile_of
+from peertile.dtypes import DType
+from peertile.ir import ops
+from peertile.ir.ops import Fold
+from peertile.ir.types import TileType
+
+__all__ = ["MAX_SUMMED"]
+
+MAX_SUMMED: Final = 1 << 16
+"""Most products of a matrix product that is summed elementwise: all of them are in registers at once."""
+
+
+@lowers(ops.Broadcast)
+def _broadcast(e: Emitter, op: ops.Broadcast) -> None:
+    a, r = op.operands[0], tile_of(op.result)
+    if tile_of(a) == r:
+        e.alias(op.result, a)
+    elif e.is_literal(a):
+        e.define(op.result, f"tl.full({shape_text(r.shape)}, {e.text(a)}, {REGISTER[r.dtype.name]})")
+    else:
+        e.define(op.result, f"tl.broadcast_to({e.text(a)}, {shape_text(r.shape)})")
+
+
+@lowers(ops.Reshape)
+def _reshape(e: Emitter, op: ops.Reshape) -> None:
+    a, r = tile_of(op.operands[0]), tile_of(op.result)
+    x = e.typed(op.operands[0])
+    if a == r:
+        e.alias(op.result, op.operands[0])
+    elif not a.shape:
+        e.define(op.result, f"tl.broadcast_to({x}, {shape_text(r.shape)})")
+    elif not r.shape:
+        flat = x if a.rank == 1 else f"tl.reshape({x}, (1,))"
+        e.define(op.result, _reduced(e, Fold.ADD if not a.dtype.is_bool else Fold.OR, flat, 0, a.dtype))
+    else:
+        e.define(op.result, f"tl.reshape({x}, {shape_text(r.shape)})")
+
+
+@lowers(ops.Permute)
+def _permute(e: Emitter, op: ops.Permute) -> None:
+    axes = op.attrs["axes"]
+    if axes == tuple(range(len(axes))):
+        e.alias(op.result, op.operands[0])
+    else:
+        e.define(op.result, f"tl.permute({e.text(op.operands[0])}, {shape_text(axes)})")
+
+
+_COMBINE: Final = {
+    Fold.ADD: "_add", Fold.MUL: "_mul", Fold.MAX: "_max", Fold.MIN: "_min", Fold.AND: "_and", Fold.OR: "_or",
+    Fold.XOR: "_xor",
+}  # fmt: skip
+
+
+@lowers(ops.Reduce)
+def _reduce(e: Emitter, op: ops.Reduce) -> None:
+    a = tile_of(op.operands[0])
+    e.define(op.result, _reduced(e, op.attrs["fn"], e.typed(op.operands[0]), op.attrs["axis"], a.dtype))
+
+
+def _reduced(e: Emitter, fn: Fold, x: str, axis: int, dtype: DType) -> str:
+    """Narrow types are folded in 32 bits: exact for integers, and what tile IR says for floats."""
+    combine = _COMBINE[fn]
+    e.call(combine)
+    if dtype.is_float and dtype.bits == 8:
+        # Only how one element is taken out of its tile.
+        bits = f"tl.reduce({x}.to(tl.int8, bitcast=True).to(tl.int32), {axis}, {combine})"
+        return f"{bits}.to(tl.int8).to({REGISTER[dtype.name]}, bitcast=True)"
+    narrow = dtype.bits < 32
+    wide = "tl.float32" if dtype.is_float else "tl.int32" if dtype.is_signed or dtype.is_bool else "tl.uint32"
+    folded = f"tl.reduce({f'{x}.to({wide})' if narrow else x}, {axis}, {combine})"
+    if dtype.is_bool:
+        return f"{folded} != 0"
+    return f"{folded}.to({REGISTER[dtype.name]})" if narrow else folded
+
+
+# ---------------------------------------------------------------- matrix products
+
+
+@lowers(ops.Mma)
+def _mma(e: Emitter, op: ops.Mma) -> None:
+    a, b = (tile_of(v) for v in op.operands[:2])
+    acc = tile_of(op.result)
+    x, y, z = (e.typed(v) for v in op.operands)
+    least = 32 if a.dtype.bits == 8 else 16
+    batched = a.rank == 3
+    if a.shape[-1] < least:
+        _refuse_large(e, op, a, b, least)
+        e.define(op.result, e.call("_dot_by_sum_batched" if batched else "_dot_by_sum", x, y, z))
+    elif a.dtype.name == "u8":
+        if batched:
+            raise e.fail(op, f"mma: batched u8 is not available on {e.arch}; use i8, or a loop over the batch")
+        e.define(op.result, e.call("_dot_u8", x, y, z, str(a.shape[-1])))
+    else:
+        precision = e.options.f32_mma if a.dtype.name == "f32" else "ieee"
+        out = REGISTER[acc.dtype.name]
+        e.define(op.result, f'tl.dot({x}, {y}, {z}, input_precision="{precision}", out_dtype={out})')
+
+
+def _refuse_large(e: Emitter, op: ops.Mma, a: TileType, b: TileType, least: int) -> None:
+    products = a.numel * b.shape[-1]
+    if products > MAX_SUMMED:
+        raise e.fail(
+            op,
+            f"mma: an inner extent of {a.shape[-1]} is below the {least} that {a.dtype} takes on {e.arch}, and "
+            f"{a} with {b} has {products} products, more than the {MAX_SUMMED} that are summed instead; "
+            f"use an inner extent of at least {least}",
+        )

@@ -1,0 +1,204 @@
+"""Lowering of words (single elements with an order), waits, fences, checks and output.
+
+Every ordered access to a word is made by one elected thread. A block barrier comes before a release, so that it
+covers what the other threads wrote, and after an acquire, so that it covers what they will read. Peer memory is
+always accessed at system scope.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peertile.backends.cuda import ptx
+from peertile.backends.cuda.memory import as_word, by_swap, from_word, native_rmw, to_memory, to_register
+from peertile.backends.cuda.state import Emitter, View, lowers, tile_of
+from peertile.backends.cuda.target import check_rmw, emulated_rmw
+from peertile.ir import ops
+from peertile.ir.core import Value
+from peertile.ir.ops import CheckKind
+from peertile.ir.types import TileType
+from peertile.memory_model import Order
+
+__all__ = ["FAULT_KINDS", "PRINT_HEADER"]
+
+FAULT_KINDS: Final = {CheckKind.ASSERT: 1, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
+PRINT_HEADER: Final = 16
+"""Bytes before the records of a print buffer, and of a record before its payload."""
+
+
+def _address(e: Emitter, view: View, indices: list[Value]) -> str:
+    terms = [view.pointer]
+    for value, stride in zip(indices, view.strides, strict=True):
+        index = e.text(value)
+        if index == "0":
+            continue
+        if not e.is_literal(value):
+            terms.append(index if stride == "1" else f"{index} * {stride}")
+        else:
+            terms.append(str(int(index) * int(stride)) if stride.isdigit() else f"{index} * {stride}")
+    return " + ".join(terms)
+
+
+@lowers(ops.WordLoad)
+def _word_load(e: Emitter, op: ops.WordLoad) -> None:
+    view, order = e.view(op.operands[0]), op.attrs["order"]
+    dtype = view.type.dtype
+    e.before_read(view.root)
+    address = _address(e, view, op.operands[1:])
+    if order is Order.WEAK:
+        e.define(op.result, to_register(f"tl.load({address})", dtype))
+        return
+    function = ptx.load_elected(order, e.scope(op.attrs["scope"], view.type.space), dtype.itemsize * 8)
+    e.call("_or")
+    e.define(op.result, from_word(e.call_ptx(function, address, str(e.lanes)), dtype))
+    if order.acquires:
+        e.barrier()
+
+
+@lowers(ops.WordStore)
+def _word_store(e: Emitter, op: ops.WordStore) -> None:
+    view, order = e.view(op.operands[0]), op.attrs["order"]
+    dtype = view.type.dtype
+    value = e.typed(op.operands[1])
+    if order.releases:
+        e.barrier()
+    e.before_write(view.root)
+    address = _address(e, view, op.operands[2:])
+    if order is Order.WEAK:
+        e.w.line(f"tl.store({address}, {to_memory(value, dtype)})")
+        return
+    function = ptx.store_elected(order, e.scope(op.attrs["scope"], view.type.space), dtype.itemsize * 8)
+    e.w.line(e.call_ptx(function, address, as_word(value, dtype)))
+
+
+@lowers(ops.WordRmw)
+def _word_rmw(e: Emitter, op: ops.WordRmw) -> None:
+    view, kind, order = e.view(op.operands[0]), op.attrs["rmw"], op.attrs["order"]
+    dtype = view.type.dtype
+    check_rmw(kind, dtype, e.arch, op.loc)
+    scope = e.scope(op.attrs["scope"], view.type.space)
+    if order.releases:
+        e.barrier()
+    e.before_write(view.root)
+    e.before_read(view.root) if order.acquires else None
+    address = _address(e, view, op.operands[2:])
+    value = e.typed(op.operands[1])
+    if emulated_rmw(kind, dtype):
+        function = ptx.rmw_tile(kind, dtype, order, scope)
+        e.define(op.result, by_swap(e, function, address, [value], None, TileType(dtype), "old"))
+    else:
+        text = native_rmw(kind, dtype, f"({address})", value, None, order.value, scope)
+        t = tile_of(op.result).dtype
+        if kind.value in ("min", "max", "umin", "umax"):
+            text = f"{text}.to({_register(t.name)}, bitcast=True)"
+        if op.result in e.used:
+            e.define(op.result, text)
+        else:
+            e.w.line(text)
+            e.set(op.result, "_unused")
+    if order.acquires:
+        e.barrier()
+
+
+def _register(name: str) -> str:
+    from peertile.backends.cuda.spelling import REGISTER
+
+    return REGISTER[name]
+
+
+@lowers(ops.Fence)
+def _fence(e: Emitter, op: ops.Fence) -> None:
+    e.barrier()
+    e.w.line(e.call_ptx(ptx.fence(op.attrs["scope"], e.elected_fences)))
+    e.barrier()
+
+
+@lowers(ops.Suspend)
+def _suspend(e: Emitter, op: ops.Suspend) -> None:
+    """Resident programs of a GPU always make progress: nothing to do."""
+
+
+# ---------------------------------------------------------------- waits and checks
+
+
+@lowers(ops.Wait)
+def _wait(e: Emitter, op: ops.Wait) -> None:
+    view, order = e.view(op.operands[0]), op.attrs["order"]
+    dtype = view.type.dtype
+    indices = op.operands[2:]
+    e.before_read(view.root)
+    address = _address(e, view, indices)
+    expected = e.typed(op.operands[1])
+    place = e.place(op, "wait", what=op.attrs["what"])
+    slot = _word_of(e, indices[0]) if indices else "0"
+    with_value = op.result in e.used
+    scope = e.scope(op.attrs["scope"], view.type.space)
+    function = ptx.wait(op.attrs["cmp"], order, scope, dtype, with_value)
+    args = [address, as_word(expected, dtype), "_abort", "_fault", "_timeout", "_program", _i64(place), slot]
+    if with_value:
+        e.call("_or")
+        e.call("_and")
+        satisfied = e.names.own("satisfied")
+        word = e.names.own("word")
+        e.w.line(f"{satisfied}, {word} = {e.call_ptx(function, *args, str(e.lanes))}")
+        bits = f"{word}.to(tl.int{dtype.bits})" if dtype.bits < 64 else word
+        e.define(op.result, from_word(bits, dtype))
+    else:
+        satisfied = e.let_own("satisfied", e.call_ptx(function, *args))
+        e.set(op.result, "_unused")
+    e.w.line(f"_alive = _alive & {satisfied}")
+    # The barrier of `barrier.red` comes after the acquire.
+    e.barrier() if with_value else e.met()
+
+
+def _i64(text: str) -> str:
+    return f"tl.full((), {text}, tl.int64)"
+
+
+def _word_of(e: Emitter, value: Value) -> str:
+    return e.typed(value)
+
+
+@lowers(ops.Check)
+def _check(e: Emitter, op: ops.Check) -> None:
+    kind = op.attrs["kind"]
+    place = e.place(op, kind.value, op.attrs["message"])
+    numbers = [e.typed(v) for v in op.operands[1:]]
+    numbers += [_i64("0")] * (2 - len(numbers))
+    args = [
+        "_alive", e.typed(op.operands[0]), "_fault", _i64(str(FAULT_KINDS[kind])), "_program", _i64(place), *numbers
+    ]  # fmt: skip
+    e.w.line(f"_alive = {e.call_ptx(ptx.check(), *args)}")
+
+
+# ---------------------------------------------------------------- output
+
+
+@lowers(ops.Print)
+def _print(e: Emitter, op: ops.Print) -> None:
+    """One record: program, place, bytes; then the operands, each from a multiple of 8 bytes on."""
+    place = e.place(op, "print", op.attrs["prefix"])
+    sizes = [(tile_of(v).numel * tile_of(v).dtype.itemsize + 7) // 8 * 8 for v in op.operands]
+    total = sum(sizes)
+    record = PRINT_HEADER + total
+    with e.w.indented("if _print.to(tl.int64) != 0:"):
+        offset = e.let_own("offset", f'tl.atomic_add(_print + 1, {record}, sem="relaxed", scope="gpu").to(tl.int64)')
+        with e.w.indented(f"if {offset} + {record} <= tl.load(_print).to(tl.int64):"):
+            at = e.let_own("record", f"(_print.to(tl.int64) + {PRINT_HEADER} + {offset})")
+            words = e.let_own("words", f"{at}.to(tl.pointer_type(tl.int64))")
+            e.w.line(f"tl.store({words}, _program)")
+            e.w.line(f"tl.store({words} + 1, {_i64(str(int(place) | total << 32))})")
+            byte = PRINT_HEADER
+            for v, size in zip(op.operands, sizes, strict=True):
+                _print_operand(e, v, at, byte)
+                byte += size
+
+
+def _print_operand(e: Emitter, v: Value, at: str, byte: int) -> None:
+    t = tile_of(v)
+    pointer = f"({at} + {byte}).to({e.pointer_type(t.dtype)})"
+    value = to_memory(e.typed(v), t.dtype)
+    if t.shape:
+        value = f"tl.reshape({value}, ({t.numel},))"
+        pointer = f"{pointer} + tl.arange(0, {t.numel})"
+    e.w.line(f"tl.store({pointer}, {value})")

@@ -1,0 +1,214 @@
+"""Symmetric heap, signals, counters, barriers and mailboxes on native ranks: processes and threads."""
+
+import time
+
+import numpy as np
+import peer_ranks
+import pytest
+
+import peertile as pt
+from peertile.errors import ArgumentError, LaunchError, PeerFailed, UsageError
+
+MODELS = [pt.RankModel.PROCESSES, pt.RankModel.THREADS]
+both = pytest.mark.parametrize("model", MODELS, ids=lambda m: m.value)
+
+
+def spawn(function, ranks, *args, model=pt.RankModel.THREADS):
+    return pt.spawn(function, ranks, args, model=model, timeout_s=100)
+
+
+@pytest.mark.feature("P9", "cpu")
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_mailbox_sums(ranks, depth):
+    assert all(spawn(peer_ranks.box_sums, ranks, 1000, 4, depth, 3))
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64", "f64", "bf16", "f16"])
+def test_mailbox_of_every_kind_of_element(dtype):
+    assert all(spawn(peer_ranks.box_sums, 3, 333, 2, 2, 2, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.feature("D2", "cpu")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_mailbox_sums_over_processes(ranks):
+    assert all(spawn(peer_ranks.box_sums, ranks, 5000, 8, 2, 5, model=pt.RankModel.PROCESSES))
+
+
+@pytest.mark.feature("P6", "cpu")
+@pytest.mark.feature("P1", "cpu")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_signals_gather(ranks):
+    assert all(spawn(peer_ranks.gathers, ranks, 128))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_counter_counts_many_to_one(ranks):
+    assert spawn(peer_ranks.counts, ranks, 50) == [ranks] * ranks
+
+
+@pytest.mark.feature("P7", "cpu")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_barrier_over_all_programs_of_all_ranks(ranks):
+    assert all(spawn(peer_ranks.meets, ranks, 5, 4))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_put_to_one_peer_with_its_signal(ranks):
+    assert all(spawn(peer_ranks.puts, ranks, 256))
+
+
+def test_thousands_of_programs_pass_a_barrier_of_their_launch():
+    group = pt.init()
+    n = 4096
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
+        words = heap.zeros((n,), pt.i64)
+        out = pt.full((n,), -1, pt.i64)
+        peer_ranks.grid_barrier(out.partition(1), words).sync()
+        assert out.numpy().tolist() == [(p + 1) % n for p in range(n)]
+
+
+def test_two_launches_in_flight_wait_for_each_other():
+    assert spawn(peer_ranks.two_in_flight, 1) == [[1, 1]]
+
+
+@pytest.mark.feature("S5", "cpu")
+@both
+def test_exception_in_rank_1_of_3_reaches_the_others_and_recovery_gives_right_sums(model):
+    results = spawn(peer_ranks.fails_then_recovers, 3, "exception", model=model)
+    cause = "rank 1 failed: ValueError: the data of rank 1 is bad"
+    assert results[1][0] == ("ValueError", "the data of rank 1 is bad")
+    for rank in (0, 2):
+        assert results[rank][0] == ("PeerFailed", cause)
+    assert all(second == ("PeerFailed", cause) for _, second in results)
+
+
+@both
+def test_wait_timeout_in_mid_round_reaches_every_rank_and_recovery_gives_right_sums(model, monkeypatch):
+    if model is pt.RankModel.THREADS:
+        monkeypatch.setattr("peertile.config._current", short_waits())
+    else:
+        monkeypatch.setenv("PEERTILE_WAIT_TIMEOUT_S", "1")
+    results = spawn(peer_ranks.fails_then_recovers, 3, "timeout", model=model)
+    kinds = [error[0] for error, _ in results]
+    assert kinds[2] == "PeerFailed"
+    assert set(kinds[:2]) <= {"WaitTimeout", "PeerFailed"}
+    assert "WaitTimeout" in kinds[:2]
+
+
+def short_waits():
+    import dataclasses
+
+    from peertile.config import config
+
+    return dataclasses.replace(config(), wait_timeout_s=1.0)
+
+
+def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch):
+    monkeypatch.setattr("peertile.config._current", short_waits())
+    results = spawn(peer_ranks.times_out, 2)
+    kind, text, slot, expected = results[0]
+    assert (kind, slot, expected) == ("WaitTimeout", 0, 1)
+    first, *rest = text.splitlines()
+    assert first.startswith("wait for ready, slot 0: nothing came within 1 s; expected 1, last seen 0 (rank 0, program 0, ")
+    assert first.endswith(" in wait_for")
+    assert "ready.wait()" in "\n".join(rest)
+    assert results[1][0] == "PeerFailed"
+    assert results[1][1].startswith("rank 0 failed: WaitTimeout: wait for ready, slot 0")
+
+
+@pytest.mark.slow
+def test_killed_rank_is_named_within_five_seconds():
+    begin = time.monotonic()
+    with pytest.raises(PeerFailed) as caught:
+        spawn(peer_ranks.dies, 3, 1, model=pt.RankModel.PROCESSES)
+    assert caught.value.rank == 1
+    assert "SIGKILL" in caught.value.cause
+    assert time.monotonic() - begin < 5 + 10  # five from the death; starting three processes comes before
+
+
+def test_ranks_with_different_grids_on_one_mailbox_are_told():
+    results = spawn(peer_ranks.different_kernels, 2)
+    assert {kind for kind, _ in results} <= {"SignatureMismatch", "PeerFailed"}
+    assert "SignatureMismatch" in {kind for kind, _ in results}
+
+
+@pytest.mark.feature("D2", "cpu")
+def test_ranks_that_disagree_about_a_heap_or_tensor_all_raise():
+    text = "ranks disagree about SymmetricHeap: rank 0: 'size_bytes=1048576'; rank 1: 'size_bytes=2097152'. "
+    assert spawn(peer_ranks.unequal_sizes, 2) == [("SymmetryError", text + "It must be the same on every rank")] * 2
+    text = "ranks disagree about SymmetricHeap allocation: rank 0: 'tensor f32[16]'; rank 1: 'tensor f32[17]'. "
+    assert spawn(peer_ranks.unequal_tensors, 2) == [("SymmetryError", text + "It must be the same on every rank")] * 2
+
+
+def test_heap_too_small_says_what_was_asked_used_and_free():
+    message = (
+        "SymmetricHeap: tensor f32[20000] asks for 80000 bytes, 4352 of 65536 are in use and the largest free range "
+        "has 61184; make the heap larger"
+    )
+    assert spawn(peer_ranks.heap_too_small, 2) == [("AllocationError", message)] * 2
+
+
+def test_freed_objects_are_reused_and_refused():
+    assert spawn(peer_ranks.reuse_after_free, 2) == [
+        ("UsageError", "Tensor.numpy: tensor f32[1000] was freed; use it before that")
+    ] * 2
+
+
+@pytest.mark.feature("D8", "cpu")
+def test_overlapping_subgroups():
+    results = spawn(peer_ranks.sub_group_sums, 4)
+    assert [len(r) for r in results] == [2, 0, 1, 1]
+
+
+def test_heap_after_close_is_refused():
+    group = pt.init()
+    heap = pt.SymmetricHeap(group, size_bytes=1 << 16)
+    x = heap.empty((16,), pt.f32)
+    heap.close()
+    heap.close()
+    with pytest.raises(UsageError, match=r"^tensor f32\[4\]: the symmetric heap was closed; allocate before that$"):
+        heap.empty((4,), pt.f32)
+    with pytest.raises(UsageError, match=r"^Tensor.numpy: tensor f32\[16\] was closed with its heap; use it before that$"):
+        x.numpy()
+
+
+def test_more_programs_than_can_be_resident_is_refused_with_the_number():
+    group = pt.init()
+    with pt.SymmetricHeap(group, size_bytes=1 << 24) as heap:
+        n = 1 << 20
+        words = heap.zeros((n,), pt.i64)
+        out = pt.zeros((n,), pt.i64)
+        with pytest.raises(LaunchError, match="1048576 programs"):
+            peer_ranks.grid_barrier(out.partition(1), words).sync()
+        assert not out.numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda h: h.mailbox(tile=100, dtype=pt.f32, programs=4), "tile: expected extents that are powers of two, got 100 in (100,)"),
+        (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, depth=3), "depth: expected a power of two, got 3"),
+        (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=0), "programs: expected an integer >= 1, got 0"),
+        (lambda h: h.signal(slots=-1), "slots: expected an integer >= 1, got -1"),
+        (lambda h: h.empty((1, 2, 3, 4, 5), pt.f32), "shape: expected 1 to 4 axes, got 5 in (1, 2, 3, 4, 5); reshape it first"),
+        (lambda h: h.zeros((4,), pt.f32).at(3), "rank: expected 0 to 0, got 3"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_the_heap(make, message):
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        in_use = heap._arena.in_use
+        with pytest.raises(ArgumentError) as caught:
+            make(heap)
+        assert str(caught.value) == message
+        if "rank" not in message:
+            assert heap._arena.in_use == in_use
+
+
+def test_peer_views_of_the_host_see_what_kernels_wrote():
+    group = pt.init()
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
+        x = heap.zeros((8,), pt.f32)
+        x.copy_from(np.arange(8, dtype=np.float32))
+        assert x.at(0).numpy().tolist() == list(range(8))
