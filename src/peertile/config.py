@@ -35,7 +35,6 @@ VARIABLES: Final = (
     Variable("PEERTILE_CPU_TARGET", "an LLVM cpu name", "host", "processor to compile for"),
     Variable("PEERTILE_MASTER_PORT", "1-65535", "MASTER_PORT, then 8361", "rendezvous port of a job"),
     Variable("PEERTILE_JOB", "text", "set by peertile run", "tells two jobs on one host and port apart"),
-    Variable("PEERTILE_LIFELINE", "set by peertile run", "unset", "the socket between a rank and its launcher"),
     Variable("PEERTILE_LIFELINE", "a descriptor", "set by the launcher", "how a rank sees its launcher end"),
     Variable("PEERTILE_SPIN_BUDGET_US", "microseconds >= 0", "20", "how long await polls before it sleeps; 0 disables"),
     Variable("PEERTILE_HOST_SYNC", "spin, block", "unset", "forces host callbacks as the completion path"),

@@ -79,6 +79,19 @@ class GroupLike(Protocol):
     def failure(self) -> PeertileError | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchCheck:
+    """num_tiles(lhs, lhs_axis, lhs_size) <= num_tiles(rhs, rhs_axis, rhs_size), by parameter index."""
+
+    description: str
+    lhs: int
+    lhs_axis: int
+    lhs_size: int
+    rhs: int
+    rhs_axis: int
+    rhs_size: int
+
+
 @dataclass(slots=True)
 class Specialization:
     """One compiled form of a kernel. `modules` holds it loaded, per device."""
@@ -88,6 +101,8 @@ class Specialization:
     source_ir: str
     has_mailbox: bool
     steering: frozenset[str] | None
+    checks: tuple[LaunchCheck, ...]
+    """Relations between extents that the launcher verifies, by index of the run-time parameter."""
     modules: dict[int, ModuleHandle] = field(default_factory=dict)
     options: dict[int, LaunchOptions] = field(default_factory=dict)
 
@@ -314,9 +329,7 @@ class KernelFunction:
 
     def _compile(self, bound: _Bound) -> Specialization:
         runtime = [p for p in self.params if p.role is not Role.CONST]
-        return self.compile_types(
-            {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}, bound.consts
-        )
+        return self.compile_types({p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}, bound.consts)
 
     def compile_types(self, types: dict[str, Type], consts: dict[str, Any]) -> Specialization:
         """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
@@ -324,12 +337,17 @@ class KernelFunction:
         text = print_kernel(ir)
         ir = run_pipeline(ir, verify=config().verify_passes)
         steering = ir.facts.get("steering")
+        index = {name: k for k, name in enumerate(types)}
         return Specialization(
             ir,
             compile_kernel(ir),
             text,
             any(isinstance(t, MailboxType) for t in types.values()),
             None if steering is None else frozenset(steering),
+            tuple(
+                LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
+                for c in ir.facts.get("launch_checks", ())
+            ),
         )
 
 
@@ -436,19 +454,16 @@ def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
 
 def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
     """S1: relations between extents that the bounds pass left to the launcher."""
-    checks = spec.kernel.facts.get("launch_checks")
-    if not checks:
-        return
-    runtime = [p.name for p in bound.params if p.role is not Role.CONST]
-    extents = {n: a.extents for n, a in zip(runtime, bound.arguments, strict=True)}
-    for c in checks:
-        have = -(-extents[c.rhs][c.rhs_axis] // c.rhs_size)
-        need = -(-extents[c.lhs][c.lhs_axis] // c.lhs_size)
+    for check in spec.checks:
+        lhs, rhs = bound.arguments[check.lhs].extents, bound.arguments[check.rhs].extents
+        have, need = -(-rhs[check.rhs_axis] // check.rhs_size), -(-lhs[check.lhs_axis] // check.lhs_size)
         if need > have:
+            names = [p.name for p in bound.params if p.role is not Role.CONST]
+            left, right = names[check.lhs], names[check.rhs]
             raise LaunchError(
-                f"{name}: {c.description}: {c.rhs} axis {c.rhs_axis} has {have} tiles of {c.rhs_size} "
-                f"(extent {extents[c.rhs][c.rhs_axis]}), but {need} are used, as {c.lhs} axis {c.lhs_axis} has "
-                f"{need} tiles of {c.lhs_size} (extent {extents[c.lhs][c.lhs_axis]}); pass tensors whose extents agree"
+                f"{name}: {check.description}: {right} axis {check.rhs_axis} has {have} tiles of {check.rhs_size} "
+                f"(extent {rhs[check.rhs_axis]}), but {need} are used, as {left} axis {check.lhs_axis} has "
+                f"{need} tiles of {check.lhs_size} (extent {lhs[check.lhs_axis]}); pass tensors whose extents agree"
             )
 
 

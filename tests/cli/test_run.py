@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 HEAD = "import os, sys, threading\nfrom peertile.comm.launcher import init, program, run\n"
 
 
@@ -41,15 +41,18 @@ def test_ranks_get_their_number_and_the_arguments(write):
     assert sorted(out.splitlines()) == [f"{rank}/3 ['-x', 'two words']" for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_one_rank_is_the_default(write):
     assert peertile("run", write("print(init().size)")) == (0, "1\n", "")
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_run_joins_the_ranks_of_the_command(write):
     path = write("run(lambda group: group.print('size', group.size), ranks=2)\n")
     assert peertile("run", path, "-n", "2") == (0, "size 2\n", "")
 
 
+@pytest.mark.slow
 def test_labels(write):
     path = write("group = init()\ngroup.barrier()\nprint('here')\n")
     status, out, _ = peertile("run", path, "--ranks", "2", "--labels")
@@ -75,6 +78,7 @@ def test_the_ranks_that_failed_are_shown_the_first_one_first(write):
     ]
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_on_standard_output(write):
     status, out, err = peertile("run", write("print('text')\n" + FAILS), "--ranks", "2", "--json")
     assert status == 1
@@ -89,6 +93,7 @@ def test_json_is_all_that_is_on_standard_output(write):
     assert "text\n" in err
 
 
+@pytest.mark.slow
 @pytest.mark.feature("S5", "cpu")
 def test_ctrl_c_ends_all_ranks(write):
     path = write("""
@@ -109,7 +114,7 @@ threading.Event().wait()
     )
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=10)  # its end means that no rank is left: they share its output
+    process.communicate(timeout=20)  # its end means that no rank is left: they share its output
     assert process.returncode == 130
 
 
@@ -124,6 +129,7 @@ def test_refusals_are_one_line(arguments, message):
     assert peertile("run", *arguments) == (2, "", f"peertile: {message}\n")
 
 
+@pytest.mark.slow
 def test_a_wrong_number_of_ranks_is_a_usage_error():
     status, out, err = peertile("run", __file__, "--ranks", "0")
     assert (status, out) == (2, "")

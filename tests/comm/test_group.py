@@ -11,8 +11,20 @@ from peertile.comm.launcher import Program, init, program, run, spawn
 from peertile.errors import ArgumentError, PeerFailed, UsageError, WaitTimeout
 
 MODELS = pytest.mark.parametrize("model", list(RankModel), ids=lambda model: model.value)
-SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
-TIMEOUT_S = 30
+# For tests with a job of their own: starting processes is what takes long.
+OWN_JOB = pytest.mark.parametrize(
+    "model", [RankModel.THREADS, pytest.param(RankModel.PROCESSES, marks=pytest.mark.slow)]
+)
+SLOW = pytest.mark.slow
+SIZES = pytest.mark.parametrize(
+    ("size", "model"),
+    [
+        *((size, RankModel.THREADS) for size in (1, 2, 3, 4)),
+        *((size, RankModel.PROCESSES) for size in (2, 3)),
+        *(pytest.param(size, RankModel.PROCESSES, marks=SLOW) for size in (1, 4)),
+    ],
+)
+TIMEOUT_S = 60
 
 
 # What runs together in one job of a size, in this order. The last ones change the group's generation.
@@ -43,7 +55,6 @@ def ranks(name, size, *args, model):
     return [results[name, args] for results in job(size, model)]
 
 
-@MODELS
 @SIZES
 @pytest.mark.feature("D1", "cpu")
 def test_collectives(model, size):
@@ -75,7 +86,6 @@ def test_an_exchange_may_be_larger_than_a_socket_buffer(model):
     assert ranks("large_exchange", 3, 3_000_000, model=model) == [expected] * 3
 
 
-@MODELS
 @SIZES
 def test_descriptors_travel(model, size):
     expected = []
@@ -118,7 +128,7 @@ def test_every_rank_raises_when_one_fails(model, failing):
 
 
 @MODELS
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=SLOW)])
 @pytest.mark.feature("D8", "cpu")
 def test_overlapping_groups(model, size):
     for rank, (pairs, reverse_rank, members, inner) in enumerate(ranks("pairs", size, model=model)):
@@ -148,7 +158,7 @@ def test_wrong_subgroups(model):
 
 
 @MODELS
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=SLOW)])
 @pytest.mark.feature("S5", "cpu")
 def test_a_failed_group_recovers(model, size):
     seen = []
@@ -166,7 +176,7 @@ def test_a_recovery_whose_callback_fails_raises_everywhere(model):
     assert ranks("recover_callback_fails", 3, model=model) == [own, others, others]
 
 
-@MODELS
+@OWN_JOB
 @pytest.mark.feature("S5", "cpu")
 def test_f64_a_wait_for_a_rank_that_does_not_come_is_bounded(model):
     timeout = (
@@ -212,6 +222,7 @@ def test_spawn_refuses_arguments_that_cannot_be_pickled():
     assert str(caught.value).endswith("make them in the function, or pass model=RankModel.THREADS")
 
 
+@SLOW
 def test_a_result_that_cannot_be_pickled_is_an_error_of_the_rank():
     with pytest.raises(
         PeerFailed, match=r"^rank 0 failed: ArgumentError: spawn\(unpicklable\): result: expected a value"
@@ -219,7 +230,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_the_rank():
         spawn(comm_ranks.unpicklable, 1, (), model=RankModel.PROCESSES, timeout_s=TIMEOUT_S)
 
 
-@MODELS
+@OWN_JOB
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.feature("S5", "cpu")
 def test_f130_an_exception_of_one_rank_ends_the_waits_of_the_others(model, victim):
@@ -229,13 +240,14 @@ def test_f130_an_exception_of_one_rank_ends_the_waits_of_the_others(model, victi
     assert repr(caught.value.__cause__) == "ValueError('bad input')"
 
 
+@SLOW
 def test_an_exception_that_cannot_be_pickled_comes_as_text():
     with pytest.raises(PeerFailed, match=r"^rank 0 failed: Odd: 1 and 2$") as caught:
         spawn(comm_ranks.raises_odd, 1, (), model=RankModel.PROCESSES, timeout_s=TIMEOUT_S)
     assert "raise Odd(1, 2)" in caught.value.__cause__.__notes__[0]
 
 
-@MODELS
+@OWN_JOB
 def test_spawn_is_bounded_when_asked(model):
     with pytest.raises(WaitTimeout) as caught:
         spawn(comm_ranks.waits_for_itself, 2, model=model, timeout_s=0.3)
@@ -255,6 +267,10 @@ def test_a_program_is_still_a_function():
     assert isinstance(marked, Program)
     assert (marked.__name__, marked.__doc__) == ("marked", "What it does.")
     assert spawn(marked, 2, (5,), model=RankModel.THREADS) == [5, 6]
+
+
+@SLOW
+def test_a_program_of_a_test_module_can_be_spawned():
     assert spawn(marked, 2, (5,), timeout_s=TIMEOUT_S) == [5, 6]
 
 
@@ -287,6 +303,7 @@ def test_a_closed_group_refuses_calls():
     assert spawn(main, 1, model=RankModel.THREADS) == [tuple(expected)]
 
 
+@SLOW
 def test_f100_a_forked_child_is_told_to_use_spawn():
     text = "the runtime was initialised before fork; use spawn"
     expected = [("UsageError", f"{call}: {text}") for call in ("barrier()", "check", "check")]

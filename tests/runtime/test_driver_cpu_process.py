@@ -178,6 +178,7 @@ def test_a_wait_with_a_timeout_hands_back_what_it_began(device, kernels):
     device.callback(s, done.set)
     device.write_value(other, w, 3, 64)
     assert done.wait(20)  # nobody waits for the stream through the driver: its own thread must have gone on
+    assert device.wait(device.last_ticket(s)) is Status.DONE
 
 
 # -------------------------------------------------------------------------------------------- shared memory
@@ -369,8 +370,9 @@ met:
 
 def test_workers_take_part_in_a_launch(device):
     s = device.create_stream()
-    meet = device.load_module(plain_kernel("test_meet", MEET))
+    binary = plain_kernel("test_meet", MEET)
     for _ in range(5):
+        meet = device.load_module(binary)  # anew: once it is known to be short it is not worth a second thread
         met = words(device, s, [0, 0])
         assert device.launch_sync(s, meet, (2, 1, 1), args(met), LaunchOptions("meet", 10**9)) is None
         assert read_words(device, s, met, 2) == [2, 2]

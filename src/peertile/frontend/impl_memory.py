@@ -53,11 +53,11 @@ def _padding(b: Build, value: Abstract, dtype: T.DType, role: str) -> Padding:
     return padding
 
 
-def _index(b: Build, value: Abstract, rank: int, role: str, what: str = "tile index") -> list[Value]:
+def _index(b: Build, value: Abstract, rank: int, role: str, what: str = "a tile index") -> list[Value]:
     """One i64 per axis; an int alone is the index of a view of one axis."""
     items = value.items if isinstance(value, Tup) else (value,)
     if len(items) != rank:
-        b.fail(f"{role}: index: expected a {what} per axis ({rank} of them), got {len(items)}")
+        b.fail(f"{role}: index: expected {what} per axis ({rank} of them), got {len(items)}")
     return [index_scalar(b, item, f"{role}: index {k}") for k, item in enumerate(items)]
 
 
@@ -411,7 +411,7 @@ def _word_index(b: Build, view: View, index: Abstract, role: str) -> list[Value]
     rank = view.type.rank
     if index == NONE:
         index = Tup(tuple(Known(0) for _ in range(rank)))
-    indices = _index(b, index, rank, role, "element index")
+    indices = _index(b, index, rank, role, "an element index")
     for k, v in enumerate(indices):
 
         def extent(axis: int = k) -> Value:

@@ -6,7 +6,7 @@ A tensor is a handle: copying data is spelled out (`numpy()`, `pt.asarray`). Str
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,7 +61,7 @@ class Tensor:
     [0.0, 1.0, 2.0, 3.0]
     """
 
-    __slots__ = ("__weakref__", "_shared", "dtype", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "_exclusive", "_shared", "dtype", "offset", "shape", "storage", "strides")
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class Tensor:
         self.shape = shape
         self.strides = contiguous_strides(shape) if strides is None else strides
         self.offset = offset
+        # Bound arguments, made once. They hold the storage, not the tensor: no reference cycles.
         self._shared: Argument | None = None
+        self._exclusive: dict[tuple[tuple[int, ...], bool, int], Argument] = {}
 
     @property
     def device(self) -> Device:
@@ -124,7 +126,7 @@ class Tensor:
                 view_type(self.dtype, self.address, self.shape, self.strides, Access.READ),
                 pack_words((self.address, *self.shape, *self.strides)),
                 (Use(self.storage, start, end, writes=False),),
-                self,
+                None,
                 self.shape,
             )
         return self._shared
@@ -164,9 +166,12 @@ class Tensor:
         Extents of a tile are powers of two; the last tile of an axis may be partial, and is clipped.
         """
         shape = (tile_shape,) if isinstance(tile_shape, int | np.integer) else tuple(tile_shape)
+        if (shape, False, 1) in self._exclusive:  # cut like this before, hence checked before
+            return Partition(self, shape)
         if len(shape) != len(self.shape):
             raise ArgumentError(
-                f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, got {len(shape)} in {shape}"
+                f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, "
+                f"got {len(shape)} in {shape}"
             )
         for n in shape:
             if not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
@@ -198,12 +203,11 @@ class Partition:
     is_persistent: bool = False
     programs: int | None = None
     swizzle: int = 1
-    _argument: Argument | None = field(default=None, repr=False)
 
     @property
     def num_tiles(self) -> tuple[int, ...]:
         """Tiles along each axis."""
-        return tuple(-(-n // t) for n, t in zip(self.tensor.shape, self.tile_shape, strict=True))
+        return tuple([-(-n // t) for n, t in zip(self.tensor.shape, self.tile_shape, strict=True)])
 
     def persistent(self, programs: int | None = None, swizzle: int = 1) -> Partition:
         """Map the tiles to `programs` programs (default: as many as suit the device), each of which
@@ -228,19 +232,20 @@ class Partition:
         return max(1, min(tiles, self.tensor.device.persistent_programs))
 
     def exclusive_argument(self) -> Argument:
-        """How this partition is passed as `T.Exclusive`; made once."""
-        if self._argument is None:
-            t = self.tensor
+        """How this partition is passed as `T.Exclusive`; made once per tensor and way of cutting it."""
+        t = self.tensor
+        key = (self.tile_shape, self.is_persistent, self.swizzle)
+        argument = t._exclusive.get(key)
+        if argument is None:
             start, end = t.byte_range()
-            kind = PartitionType(self.tile_shape, self.is_persistent, self.swizzle)
-            self._argument = Argument(
-                view_type(t.dtype, t.address, t.shape, t.strides, Access.READ_WRITE, kind),
+            argument = t._exclusive[key] = Argument(
+                view_type(t.dtype, t.address, t.shape, t.strides, Access.READ_WRITE, PartitionType(*key)),
                 pack_words((t.address, *t.shape, *t.strides)),
                 (Use(t.storage, start, end, writes=True, exclusive=True),),
-                self,
+                None,
                 t.shape,
             )
-        return self._argument
+        return argument
 
 
 def array_for(source: Any, dtype: DType | None) -> tuple[np.ndarray[Any, np.dtype[Any]], DType]:

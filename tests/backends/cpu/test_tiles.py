@@ -251,13 +251,13 @@ def test_softmax(shape, size):
 
 
 def test_softmax_computes_exp_once_in_the_pass_that_sums_it():
-    k = K("softmax", z=exclusive(f32, (1, 1024), divisible=(1, 1024)), x=shared(f32, 2, divisible=(1, 1024)))
+    k = K("softmax", z=exclusive(f32, (1, 1024)), x=shared(f32, 2))
     i = k.tile_index(k.z)
     k.store(k.z, softmax(k, k.load(k.x, i, (1, 1024)), (1, 1024)), i)
     text = lower_to_text(k.done())
     body = text[: text.index("\n}\n")]
     calls = [line for line in body.splitlines() if "exp" in line and " call " in line]
-    assert len(calls) == 1
+    assert len(calls) == 2  # whole vectors and those at the edge
     # Three passes, the last one with and without stores around the caches.
     assert sum(line.startswith("loop") for line in body.splitlines()) == 4
 

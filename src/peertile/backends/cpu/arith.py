@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from peertile.backends.cpu.convert import Batch, cast, constant, each, intrinsic, narrow, widen
+from peertile.backends.cpu.convert import Batch, constant, each, intrinsic, narrow, widen
 from peertile.backends.cpu.mathlib import Library
 from peertile.backends.cpu.text import LLVM, Function, vector
-from peertile.dtypes import DType, f32, f64
+from peertile.dtypes import DType, f32
 from peertile.ir.ops import Binary, Compare, Fold, Unary
 
 __all__ = ["FOLD_BINARY", "binary", "compare", "fma", "fold", "identity", "select", "splat", "unary"]
@@ -195,13 +195,8 @@ def compare(f: Function, fn: Compare, dtype: DType, lanes: int, a: Batch, b: Bat
 
 def fma(f: Function, dtype: DType, lanes: int, a: Batch, b: Batch, c: Batch) -> Batch:
     if dtype.bits < 32:
-        # In f64 the product is exact and the sum rounds 2^-29 below the last place of a narrow result.
-        vf, vd = vector("float", lanes), vector("double", lanes)
-        wide = [
-            each(f, f"fpext {vf} {{}} to {vd}", widen(f, x, dtype, lanes)) for x in (a, b, c)
-        ]  # fmt: skip
-        result = fma(f, f64, lanes, *wide)
-        return cast(f, result, f64, dtype, lanes)
+        wide = [widen(f, x, dtype, lanes) for x in (a, b, c)]
+        return narrow(f, fma(f, f32, lanes, *wide), dtype, lanes)
     t = vector(LLVM[dtype.name], lanes)
     return each(f, f"call {t} {intrinsic('fma', dtype, lanes)}({t} {{}}, {t} {{}}, {t} {{}})", a, b, c)
 

@@ -1,16 +1,17 @@
 """Casts as LLVM IR: every pair of dtypes, with the rounding and saturation that ops.Cast states.
 
-Values come and go as batches (one per unrolled vector) in register form: bf16 and fp8 are integers. All
+f64 and integers become floats narrower than f32 through f32, as the op says. Values come and go as batches (one per unrolled vector) in register form: bf16 and fp8 are integers. All
 functions emit breadth-first over the batch.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from peertile.backends.cpu.text import LLVM, Function, literal, splat_literal, vector
-from peertile.dtypes import DType, f32, f64, i8, i16, i32, i64, u8
+from peertile.dtypes import DType, f32, f64, i8, i16, i32, u8
 from peertile.ir.ops import Rounding
 
 __all__ = ["Batch", "cast", "constant", "each", "narrow", "widen"]
@@ -137,29 +138,17 @@ def _to_fp8(f: Function, x: Batch, to: DType, lanes: int) -> Batch:
     return each(f, f"trunc {v32} {{}} to {vector('i8', lanes)}", code)
 
 
-def _f64_to_f32_odd(f: Function, x: Batch, lanes: int) -> Batch:
-    """f64 to f32 rounded to odd, so that a second rounding gives what one rounding would have given."""
-    vd, vf, v32 = vector("double", lanes), vector("float", lanes), vector("i32", lanes)
-    near = each(f, f"fptrunc {vd} {{}} to {vf}", x)
-    back = each(f, f"fpext {vf} {{}} to {vd}", near)
-    fabs = intrinsic("fabs", f64, lanes)
-    size, back_size = each(f, f"call {vd} {fabs}({vd} {{}})", x), each(f, f"call {vd} {fabs}({vd} {{}})", back)
-    over = each(f, f"fcmp ogt {vd} {{}}, {{}}", back_size, size)
-    inexact = each(f, f"fcmp one {vd} {{}}, {{}}", back_size, size)
-    bits = each(f, f"bitcast {vf} {{}} to {v32}", near)
-    one = each(f, f"zext {vector('i1', lanes)} {{}} to {v32}", over)
-    bits = each(f, f"sub {v32} {{}}, {{}}", bits, one)
-    sticky = each(f, f"zext {vector('i1', lanes)} {{}} to {v32}", inexact)
-    bits = each(f, f"or {v32} {{}}, {{}}", bits, sticky)
-    return each(f, f"bitcast {v32} {{}} to {vf}", bits)
-
-
 _FLOAT_RANK = {"f8e4m3": 0, "f8e5m2": 0, "f16": 1, "bf16": 1, "f32": 2, "f64": 3}
 
 
-def _float_to_float(f: Function, x: Batch, a: DType, to: DType, lanes: int, rounding: Rounding) -> Batch:
-    if a == to:
-        return x
+_LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": sys.float_info.max}
+
+
+def _float_to_float(
+    f: Function, x: Batch, a: DType, to: DType, lanes: int, rounding: Rounding, saturate: bool
+) -> Batch:
+    if saturate and to.name in _LARGEST:
+        x = _clip(f, x, a, _LARGEST[to.name], lanes)
     near = _float_nearest(f, x, a, to, lanes)
     exact = _FLOAT_RANK[to.name] > _FLOAT_RANK[a.name]
     if exact or rounding in (Rounding.DEFAULT, Rounding.NEAREST):
@@ -167,11 +156,24 @@ def _float_to_float(f: Function, x: Batch, a: DType, to: DType, lanes: int, roun
     return _direct(f, x, near, a, to, lanes, rounding)
 
 
+def _clip(f: Function, x: Batch, a: DType, largest: float, lanes: int) -> Batch:
+    """x between -largest and largest; NaN stays. An infinity of a narrower type becomes its largest number."""
+    if a.bits < 32:
+        largest = min(largest, _LARGEST.get(a.name, 57344.0))
+        return narrow(f, _clip(f, widen(f, x, a, lanes), f32, largest, lanes), a, lanes)
+    if a.name == "f32":
+        largest = min(largest, _LARGEST["f32"])
+    t, v1 = vector(LLVM[a.name], lanes), vector("i1", lanes)
+    for condition, limit in (("ogt", largest), ("olt", -largest)):
+        c = constant(limit, a, lanes)
+        outside = each(f, f"fcmp {condition} {t} {{}}, {c}", x)
+        x = each(f, f"select {v1} {{}}, {t} {c}, {t} {{}}", outside, x)
+    return x
+
+
 def _float_nearest(f: Function, x: Batch, a: DType, to: DType, lanes: int) -> Batch:
     if a.name == "f64":
-        if to.name == "f32":
-            return each(f, f"fptrunc {vector('double', lanes)} {{}} to {vector('float', lanes)}", x)
-        return narrow(f, _f64_to_f32_odd(f, x, lanes), to, lanes)
+        return narrow(f, each(f, f"fptrunc {vector('double', lanes)} {{}} to {vector('float', lanes)}", x), to, lanes)
     wide = widen(f, x, a, lanes)
     if to.name == "f64":
         return each(f, f"fpext {vector('float', lanes)} {{}} to {vector('double', lanes)}", wide)
@@ -231,31 +233,7 @@ def _int_to_float(f: Function, x: Batch, a: DType, to: DType, lanes: int) -> Bat
     vi = vector(LLVM[a.name], lanes)
     if to.name in ("f32", "f64"):
         return each(f, f"{instruction} {vi} {{}} to {vector(LLVM[to.name], lanes)}", x)
-    if a.bits <= 16:
-        return narrow(f, each(f, f"{instruction} {vi} {{}} to {vector('float', lanes)}", x), to, lanes)
-    # Wider integers go through f64. Those of 64 bits may round there, but only where the last place of the
-    # target is 2^11 times coarser; folding the lost bits into the last kept one makes it a rounding to odd.
-    if a.bits == 64:
-        x = _sticky_64(f, x, a, lanes)
-    wide = each(f, f"{instruction} {vi} {{}} to {vector('double', lanes)}", x)
-    return narrow(f, _f64_to_f32_odd(f, wide, lanes), to, lanes)
-
-
-def _sticky_64(f: Function, x: Batch, a: DType, lanes: int) -> Batch:
-    v = vector("i64", lanes)
-    low = each(f, f"and {v} {{}}, {constant(0xFFF, i64, lanes)}", x)
-    lost = each(f, f"icmp ne {v} {{}}, {constant(0, i64, lanes)}", low)
-    sticky = each(f, f"select {vector('i1', lanes)} {{}}, {v} {constant(0x1000, i64, lanes)}, {v} zeroinitializer"
-                     if lanes > 1 else f"select i1 {{}}, i64 {0x1000}, i64 0", lost)  # fmt: skip
-    high = each(f, f"and {v} {{}}, {constant(-0x1000, i64, lanes)}", x)
-    high = each(f, f"or {v} {{}}, {{}}", high, sticky)
-    # Small numbers are exact in f64 and keep all their bits.
-    if a.is_signed:
-        shifted = each(f, f"add {v} {{}}, {constant(1 << 52, i64, lanes)}", x)
-    else:
-        shifted = x
-    exact = each(f, f"icmp ult {v} {{}}, {constant(1 << 53, i64, lanes)}", shifted)
-    return _select(f, exact, x, high, "i64", lanes)
+    return narrow(f, each(f, f"{instruction} {vi} {{}} to {vector('float', lanes)}", x), to, lanes)
 
 
 def _int_to_int(f: Function, x: Batch, a: DType, to: DType, lanes: int, saturate: bool) -> Batch:
@@ -292,7 +270,7 @@ def cast(
         return ints if to.is_int else _int_to_float(f, ints, u8, to, lanes)
     if a.is_float:
         return (
-            _float_to_float(f, x, a, to, lanes, rounding)
+            _float_to_float(f, x, a, to, lanes, rounding, saturate)
             if to.is_float
             else _float_to_int(f, x, a, to, lanes, rounding)
         )

@@ -101,8 +101,6 @@ class GroupHost(Host, Protocol):
 
     def stream_flag(self, view: View) -> str | None: ...
 
-    def static_inside(self, view: View, shape: tuple[int, ...], axis: int) -> bool: ...
-
 
 def register_bits(dtype: DType) -> int:
     """Width that an element takes while it is computed with."""
@@ -228,7 +226,8 @@ class _Nest:
         self._conflicts = conflict
 
     def _limit(self) -> None:
-        """Find out where tiles may be partial. `self.limit` is how far along the vector axis all of them are
+        """Find out where tiles may be partial. No promise makes that unnecessary: an extent that is a multiple of
+        the tile's may still be 0. `self.limit` is how far along the vector axis all of them are
         inside their views, with unit stride where vectors go: a register, or None if they always are. Along
         other axes the whole tile counts: a tile that sticks out there has limit -1."""
         f = self.f
@@ -242,8 +241,6 @@ class _Nest:
             if moving is not None and access.shape[moving] == 1:
                 moving = None
             for axis, extent in enumerate(access.shape):
-                if self.host.static_inside(view, access.shape, axis):
-                    continue
                 fact = (view.extents[axis], access.origin[axis], str(extent))
                 if axis == moving:
                     if fact not in bounds:

@@ -525,11 +525,6 @@ class Lowering:
     def _is_loaded(self, view: View) -> bool:
         return any(self.values.get(v) is view for v in self._loaded_views)
 
-    def static_inside(self, view: View, shape: tuple[int, ...], axis: int) -> bool:
-        """Whether any tile along `axis` is wholly inside: the extent is a multiple of the tile's."""
-        divisible = view.type.divisible
-        return shape[axis] == 1 or (axis < len(divisible) and divisible[axis] > 0 and divisible[axis] % shape[axis] == 0)
-
     def stream_fence(self) -> None:
         """In front of a release: stores around the caches are not ordered by it on x86."""
         if self.streams and self.target.is_x86:

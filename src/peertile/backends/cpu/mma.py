@@ -53,15 +53,13 @@ def _view_matrix(lo: Lowering, node: LoadNode, transposed: bool) -> Matrix:
     f, view = lo.f, node.view
     tile = tile_access(f, view, node.shape, node.origin)
     rank = len(node.shape)
-    conditions = []
-    for axis, extent in enumerate(node.shape):
-        if not lo.static_inside(view, node.shape, axis):
-            conditions.append(f.value(f"icmp sle i64 {add(f, node.origin[axis], extent)}, {view.extents[axis]}"))
+    conditions = [
+        f.value(f"icmp sle i64 {add(f, node.origin[axis], extent)}, {view.extents[axis]}")
+        for axis, extent in enumerate(node.shape)
+    ]
     if view.strides[-1] != "1" and node.shape[-1] > 1:
         conditions.append(f.value(f"icmp eq i64 {view.strides[-1]}, 1"))
     batch = view.strides[0] if rank > 2 else "0"
-    if not conditions:
-        return Matrix(tile.base, view.strides[-2], batch, transposed)
     inside = conditions[0]
     for c in conditions[1:]:
         inside = f.value(f"and i1 {inside}, {c}")

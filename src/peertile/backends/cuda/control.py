@@ -18,8 +18,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from peertile.backends.cuda.spelling import BITS, REGISTER, UNSIGNED
-from peertile.backends.cuda.state import Access, Emitter, Expr, View, lowers, tile_of
+from peertile.backends.cuda.spelling import REGISTER, UNSIGNED
+from peertile.backends.cuda.state import (
+    LAUNCH_WORDS,
+    RAW,
+    Access,
+    Emitter,
+    Record,
+    Root,
+    Symmetric,
+    View,
+    lowers,
+    tile_of,
+)
 from peertile.dtypes import Kind
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Op, Value, walk
@@ -227,7 +238,7 @@ def _loop_accesses(e: Emitter, block: Block) -> Access:
     access = Access()
     for op in walk(block):
         effects = op.EFFECTS
-        if not effects & {Effect.READ, Effect.WRITE} or op.blocks:
+        if not effects & {Effect.READ, Effect.WRITE} or op.blocks or op in e.once:
             continue
         root = _root(e, op)
         if Effect.READ in effects:
@@ -237,19 +248,18 @@ def _loop_accesses(e: Emitter, block: Block) -> Access:
     return access
 
 
-def _root(e: Emitter, op: Op) -> tuple[object, ...]:
+def _root(e: Emitter, op: Op) -> Root:
     """The root of an access, also of a view that is made inside the loop and has no value yet."""
-    value = op.operands[0]
+    value, field = op.operands[0], ""
     while value not in e.values and value.op is not None and value.op.operands:
+        field = value.op.attrs.get("field", field)
         value = value.op.operands[0]
-    holder = e.values.get(value)
     if isinstance(value.op, ops.LaunchWords):
-        return ("launch words",)
-    root = getattr(holder, "root", None)
-    if root is not None:
-        return tuple(root)
-    # A field of an object that is not bound yet: any of its roots would do, so take what meets everything.
-    return ("raw",)
+        return LAUNCH_WORDS
+    holder = e.values.get(value)
+    if isinstance(holder, Record):
+        holder = holder.fields[field]
+    return holder.root if isinstance(holder, View | Symmetric) else RAW
 
 
 def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
@@ -267,12 +277,10 @@ def _for(e: Emitter, op: ops.For) -> None:
     carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
     access = _loop_accesses(e, body)
     e.access.join(access)
-    lo, hi, step = op.operands[:3]
-    initial = op.operands[3:]
-    _assign_initial(e, carried, initial)
+    _assign_initial(e, carried, op.operands[3:])
     _bind(e, body.args[1:], carried)
     go = e.names.own("go") if _inside(body) & TRIPS else None
-    t = tile_of(lo).dtype
+    t = tile_of(op.operands[0]).dtype
     if _leaves_early(op) or (t.kind is Kind.UINT and t.bits == 64):
         run = e.names.own("run")
         e.frames.append(Frame(go, run, carried, carried))
@@ -283,7 +291,6 @@ def _for(e: Emitter, op: ops.For) -> None:
     e.frames.pop()
     _bind(e, op.results, carried)
     e.access.join(access)
-    _ = (hi, step)
 
 
 def _assign_initial(e: Emitter, variables: list[tuple[str, Value]], values: list[Value]) -> None:
@@ -379,6 +386,3 @@ def _loop(e: Emitter, op: ops.Loop) -> None:
     e.frames.pop()
     _bind(e, op.results, results)
     e.access.join(access)
-
-
-_ = (BITS, Expr, View)

@@ -12,7 +12,7 @@ from typing import Final
 
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
-from peertile.backends.cuda.state import Emitter, Narrow, Record, Symmetric, View, lowers, tile_of
+from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Record, Symmetric, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.dtypes import DType
 from peertile.ir import ops
@@ -21,7 +21,7 @@ from peertile.ir.ops import Padding
 from peertile.ir.types import Space, TileType, ViewType
 from peertile.memory_model import Rmw, Scope
 
-__all__ = ["RMW_FUNCTION", "SEM", "by_swap", "expand", "flat_rows", "plan_descriptors", "to_memory", "to_register"]
+__all__ = ["RMW_FUNCTION", "SEM", "by_swap", "expand", "flat_rows", "plan_accesses", "to_memory", "to_register"]
 
 SEM: Final = {"relaxed": "relaxed", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 RMW_FUNCTION: Final = {
@@ -58,7 +58,7 @@ def _field(e: Emitter, op: ops.Field) -> None:
 def _launch_words(e: Emitter, op: ops.LaunchWords) -> None:
     t = op.result.type
     assert isinstance(t, ViewType)
-    e.values[op.result] = View(t, "_launch", ("8",), ("1",), ("launch words",))
+    e.values[op.result] = View(t, "_launch", ("8",), ("1",), LAUNCH_WORDS)
 
 
 # ---------------------------------------------------------------- blocks of pointers
@@ -88,11 +88,11 @@ def block_of(e: Emitter, view: View, indices: list[Value], shape: tuple[int, ...
             term = _product(start, view.strides[k])
             corner.append(term)
         extent = view.extents[k] if not view.extents[k].isdigit() else f"tl.full((), {view.extents[k]}, tl.int64)"
-        left = e.let_own("left", e.call("_left", extent, start, str(size)))
+        left = e.let_own("room", e.call("_left", extent, start, str(size)))
         line = expand(f"tl.arange(0, {size})", k, rank)
         masks.append(f"({line} < {left})")
         inside.append(line if view.strides[k] == "1" else f"{line}.to(tl.int64) * {view.strides[k]}")
-    pointers = e.let_own("at", " + ".join([" + ".join(corner), *inside]))
+    pointers = e.let(f"{view.pointer}_at", " + ".join([" + ".join(corner), *inside]))
     return pointers, " & ".join(masks)
 
 
@@ -129,7 +129,8 @@ def _load(e: Emitter, op: ops.Load) -> None:
 def _store(e: Emitter, op: ops.Store) -> None:
     view = e.view(op.operands[0])
     t = tile_of(op.operands[1])
-    e.before_write(view.root)
+    if op not in e.once:
+        e.before_write(view.root)
     value = to_memory(e.typed(op.operands[1]), t.dtype)
     if op in e.descriptors:
         _descriptor_store(e, op, value, t)
@@ -252,17 +253,23 @@ class Descriptor:
         self.shape = shape
 
 
-def plan_descriptors(e: Emitter) -> None:
-    """Decides which accesses go through descriptors, and writes the descriptors at the head of the kernel."""
+def plan_accesses(e: Emitter) -> None:
+    """Finds the stores that hit each tile once, and the accesses that go through descriptors; writes those at the head
+    of the kernel."""
+    found = _accesses(e)
+    for accesses in found.values():
+        e.once.update(op for op in accesses if isinstance(op, ops.Store) and _alone(accesses))
     if not e.options.descriptors or not any(isinstance(op, ops.Mma) for op in walk(e.kernel.body)):
         return
     feeding = _feeding_mma(e)
     made: dict[tuple[Value, tuple[int, ...]], Descriptor] = {}
-    for view, accesses in _accesses(e).items():
+    for view, accesses in found.items():
         axes = _bulk_axes(view)
         if axes is None or not _alone(accesses):
             continue
         for op in accesses:
+            if not isinstance(op, ops.Load | ops.Store):
+                continue
             if isinstance(op, ops.Load) and (op not in feeding or op.attrs["padding"] is not Padding.ZERO):
                 continue
             t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.memory import as_word, by_swap, from_word, native_rmw, to_memory, to_register
 from peertile.backends.cuda.spelling import shape_text
-from peertile.backends.cuda.state import RAW, Emitter, lowers, tile_of
+from peertile.backends.cuda.state import RAW, Emitter, lowers
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.ir import ops
 from peertile.ir.core import Op
@@ -146,4 +146,3 @@ def _cas(e: Emitter, op: ops.PtrCas) -> None:
     e.define(op.results[0], text)
     if order.acquires:
         e.barrier()
-    _ = tile_of(op.results[0])

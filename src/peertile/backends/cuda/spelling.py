@@ -8,6 +8,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -59,8 +60,8 @@ _SPOILED = re.compile(r"[^A-Za-z0-9_]")
 class Names:
     """Gives out identifiers, each once. Names of ours start with an underscore, those of users never do."""
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set(_TAKEN)
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken: set[str] = {*_TAKEN, *reserved}
         self._next: dict[str, int] = {}
 
     def fresh(self, hint: str, default: str = "v") -> str:

@@ -27,12 +27,15 @@ from peertile.ir.types import PointerType, Space, SymmetricType, TileType, Token
 from peertile.memory_model import Order, Rmw, Scope
 
 __all__ = [
+    "LAUNCH_WORDS",
     "LOWERINGS",
+    "RAW",
     "Access",
     "Emitter",
     "Expr",
     "Narrow",
     "Record",
+    "Root",
     "Symmetric",
     "View",
     "lowers",
@@ -46,6 +49,8 @@ Root = tuple[Any, ...]
 
 RAW: Final[Root] = ("raw",)
 """Raw pointers may touch anything."""
+
+LAUNCH_WORDS: Final[Root] = ("launch words",)
 
 
 def lowers(*classes: type[Op]) -> Callable[[Rule], Rule]:
@@ -151,7 +156,7 @@ class Emitter:
         self.num_warps = num_warps
         self.lanes = 32 * num_warps
         self.w = Writer()
-        self.names = Names()
+        self.names = Names(FUNCTIONS)
         self.values: dict[Value, Any] = {}
         self.called: dict[str, str] = {}
         self.places: list[Place] = []
@@ -159,6 +164,9 @@ class Emitter:
         self.narrow: list[Narrow] = []
         self.frames: list[Any] = []
         self.descriptors: dict[Op, Any] = {}
+        self.once: set[Op] = set()
+        """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
+        self.facts: dict[str, Any] = {}
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
         self.leaves = False
@@ -206,6 +214,9 @@ class Emitter:
         return str(len(self.places) - 1)
 
     # ------------------------------------------------------------ values
+
+    def expr(self, text: str) -> Expr:
+        return Expr(text)
 
     def set(self, value: Value, text: str) -> None:
         """`value` is what the variable `text` holds."""
@@ -275,6 +286,10 @@ class Emitter:
     def barrier(self) -> None:
         """All threads of the program meet, and what they did so far is ordered before what they do next."""
         self.w.line("tl.debug_barrier()")
+        self.access = Access()
+
+    def met(self) -> None:
+        """The threads have just met in some other way."""
         self.access = Access()
 
     def before_read(self, root: Root) -> None:

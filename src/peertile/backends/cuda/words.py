@@ -11,6 +11,7 @@ from typing import Final
 
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.memory import as_word, by_swap, from_word, native_rmw, to_memory, to_register
+from peertile.backends.cuda.spelling import REGISTER
 from peertile.backends.cuda.state import Emitter, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.ir import ops
@@ -79,8 +80,7 @@ def _word_rmw(e: Emitter, op: ops.WordRmw) -> None:
     scope = e.scope(op.attrs["scope"], view.type.space)
     if order.releases:
         e.barrier()
-    e.before_write(view.root)
-    e.before_read(view.root) if order.acquires else None
+    e.before_write(view.root, kind)
     address = _address(e, view, op.operands[2:])
     value = e.typed(op.operands[1])
     if emulated_rmw(kind, dtype):
@@ -90,7 +90,7 @@ def _word_rmw(e: Emitter, op: ops.WordRmw) -> None:
         text = native_rmw(kind, dtype, f"({address})", value, None, order.value, scope)
         t = tile_of(op.result).dtype
         if kind.value in ("min", "max", "umin", "umax"):
-            text = f"{text}.to({_register(t.name)}, bitcast=True)"
+            text = f"{text}.to({REGISTER[t.name]}, bitcast=True)"
         if op.result in e.used:
             e.define(op.result, text)
         else:
@@ -98,12 +98,6 @@ def _word_rmw(e: Emitter, op: ops.WordRmw) -> None:
             e.set(op.result, "_unused")
     if order.acquires:
         e.barrier()
-
-
-def _register(name: str) -> str:
-    from peertile.backends.cuda.spelling import REGISTER
-
-    return REGISTER[name]
 
 
 @lowers(ops.Fence)
@@ -130,7 +124,7 @@ def _wait(e: Emitter, op: ops.Wait) -> None:
     address = _address(e, view, indices)
     expected = e.typed(op.operands[1])
     place = e.place(op, "wait", what=op.attrs["what"])
-    slot = _word_of(e, indices[0]) if indices else "0"
+    slot = e.typed(indices[0]) if indices else _i64("0")
     with_value = op.result in e.used
     scope = e.scope(op.attrs["scope"], view.type.space)
     function = ptx.wait(op.attrs["cmp"], order, scope, dtype, with_value)
@@ -148,15 +142,14 @@ def _wait(e: Emitter, op: ops.Wait) -> None:
         e.set(op.result, "_unused")
     e.w.line(f"_alive = _alive & {satisfied}")
     # The barrier of `barrier.red` comes after the acquire.
-    e.barrier() if with_value else e.met()
+    if with_value:
+        e.barrier()
+    else:
+        e.met()
 
 
 def _i64(text: str) -> str:
     return f"tl.full((), {text}, tl.int64)"
-
-
-def _word_of(e: Emitter, value: Value) -> str:
-    return e.typed(value)
 
 
 @lowers(ops.Check)

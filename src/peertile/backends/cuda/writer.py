@@ -46,18 +46,17 @@ class Writer:
 
     def open(self) -> None:
         self._depth += 1
-        self._opened = len(self.lines)
 
     def close(self) -> None:
-        if all(text.lstrip().startswith("#") for text in self.lines[self._opened :]) and self._inside_empty():
+        if self._is_empty():
             self._append("pass")
         self._depth -= 1
 
-    def _inside_empty(self) -> bool:
-        """Whether the block being closed has no statement: its head is the last one written."""
+    def _is_empty(self) -> bool:
+        """Whether the block being closed has no statement: its head is the last line that is no comment."""
         for text in reversed(self.lines):
             if not text.lstrip().startswith("#"):
-                return len(text) - len(text.lstrip()) == 4 * (self._depth - 1) and text.endswith(":")
+                return len(text) - len(text.lstrip()) == 4 * (self._depth - 1)
         return False
 
     def _append(self, text: str) -> None:

@@ -1,0 +1,67 @@
+"""Entry points of the cuda backend: a kernel to Triton source, and to a binary. Needs triton, never a GPU."""
+
+from __future__ import annotations
+
+from peertile.backends.cuda.binary import CudaBinary
+from peertile.backends.cuda.emit import Emitted, emit_kernel
+from peertile.backends.cuda.layout import LaunchLayout
+from peertile.backends.cuda.target import CudaOptions
+from peertile.backends.cuda.triton_compile import compile_source, disassemble
+from peertile.errors import CompileError
+from peertile.ir.core import Kernel
+
+__all__ = ["MAX_SHARED_BYTES", "compile_kernel", "lower_to_text", "sass"]
+
+MAX_SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
+"""Most dynamic shared memory of a program, by compute capability: what the driver refuses to go beyond."""
+
+
+def lower_to_text(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions | None = None) -> str:
+    """The Triton source of an expanded, verified kernel. Needs no triton."""
+    return emit_kernel(kernel, arch, options).source
+
+
+def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions | None = None) -> CudaBinary:
+    """A binary of an expanded, verified kernel for GPUs of `arch`.
+
+    CompileError, at the user's line, for what the architecture lacks, for what Triton or the assembler refuse, and
+    for tiles that need more shared memory than a program can have.
+    """
+    options = options or CudaOptions()
+    emitted = emit_kernel(kernel, arch, options)
+    compiled = compile_source(emitted, arch, options)
+    limit = MAX_SHARED_BYTES[int(arch.removeprefix("sm_").removesuffix("a"))]
+    if compiled.shared_bytes > limit:
+        raise CompileError(
+            f"shared memory: the tiles of kernel {kernel.name} need {compiled.shared_bytes} bytes, and {arch} has "
+            f"{limit} for a program; use smaller tiles or fewer stages than {emitted.num_stages}",
+            kernel.loc,
+        )
+    return CudaBinary(
+        target=f"cuda:{arch}",
+        entry=compiled.entry,
+        payload=compiled.cubin,
+        scratch_bytes=compiled.scratch_bytes,
+        waits=emitted.waits,
+        places=emitted.places,
+        n_slots=emitted.n_slots,
+        text=compiled.stages,
+        num_warps=compiled.num_warps,
+        shared_bytes=compiled.shared_bytes,
+        layout=_layout(emitted, compiled.scratch_bytes, compiled.scratch_align),
+    )
+
+
+def _layout(emitted: Emitted, scratch_bytes: int, scratch_align: int) -> LaunchLayout:
+    return LaunchLayout(
+        emitted.n_slots,
+        tuple(n.slot for n in emitted.narrow if not n.is_stride),
+        tuple(n.slot for n in emitted.narrow if n.is_stride),
+        scratch_bytes,
+        scratch_align,
+    )
+
+
+def sass(binary: CudaBinary) -> str:
+    """The machine code of a binary as text."""
+    return disassemble(binary.payload)

@@ -1,0 +1,245 @@
+"""Triton source to a cubin, ahead of time and without a GPU. The only module that imports triton.
+
+The source lies in a real file, named by its content, so that Triton's line numbers, profilers and people can all
+look at it. Errors of Triton and of the assembler come back as `CompileError` at the user's line, through the line
+table that `emit` made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from peertile.backends.cuda.emit import Emitted
+from peertile.backends.cuda.target import CudaOptions, capability
+from peertile.config import config
+from peertile.errors import CompileError, UnsupportedError
+from peertile.source import Loc
+
+__all__ = ["Compiled", "compile_source", "disassemble", "triton_version"]
+
+MINIMUM = (3, 4)
+_PTXAS_LINE = re.compile(r"^ptxas (\S+), line (\d+); (.*)$", re.MULTILINE)
+_LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What Triton made of one kernel."""
+
+    entry: str
+    cubin: bytes
+    shared_bytes: int
+    scratch_bytes: int
+    scratch_align: int
+    num_warps: int
+    stages: dict[str, str]
+
+
+def _triton() -> Any:
+    try:
+        import triton
+    except ImportError as error:
+        raise UnsupportedError(
+            "cuda: kernels are compiled by triton, which is not installed; pip install 'peertile[cuda]'"
+        ) from error
+    if _version(triton.__version__) < MINIMUM:
+        raise UnsupportedError(
+            f"cuda: expected triton {'.'.join(map(str, MINIMUM))} or newer, got {triton.__version__}; "
+            "pip install -U triton"
+        )
+    return triton
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:2])
+
+
+def triton_version() -> str:
+    """Version of the installed triton; UnsupportedError, saying what to install, if there is none that fits."""
+    version: str = _triton().__version__
+    return version
+
+
+def source_path(source: str, entry: str) -> Path:
+    """Where the source of a kernel lies: one file for each content."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:24]
+    return config().cache_dir / "triton-source" / f"{entry[:60]}_{digest}.py"
+
+
+def _written(source: str, entry: str) -> Path:
+    path = source_path(source, entry)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may write the same content at the same time: the last rename wins, all are equal.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            file.write(source)
+        os.replace(file.name, path)
+    return path
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_peertile_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # No bytecode beside the source: the cache holds what it was told to hold.
+    saved, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = saved
+    return module
+
+
+def compile_source(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
+    """A cubin for `arch`; CompileError at the user's line where Triton or ptxas refuse."""
+    triton = _triton()
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    path = _written(emitted.source, emitted.entry)
+    function = getattr(_loaded(path), emitted.entry)
+    signature = {p.name: p.type for p in emitted.parameters}
+    attributes = {
+        (k,): [["tt.divisibility", p.divisibility]] for k, p in enumerate(emitted.parameters) if p.divisibility > 1
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
+    said = io.StringIO()
+    try:
+        with _triton_cache(triton), contextlib.redirect_stdout(said):
+            kernel = triton.compile(
+                source, target=GPUTarget("cuda", capability(arch), 32), options=_triton_options(emitted, options)
+            )
+    except Exception as error:
+        raise _translated(error, emitted, path, arch) from error
+    metadata = kernel.metadata
+    return Compiled(
+        entry=metadata.name,
+        cubin=kernel.asm["cubin"],
+        shared_bytes=metadata.shared,
+        scratch_bytes=getattr(metadata, "global_scratch_size", 0),
+        scratch_align=getattr(metadata, "global_scratch_align", 1),
+        num_warps=metadata.num_warps,
+        stages={"triton": emitted.source} | {k: str(kernel.asm[k]) for k in ("ttir", "ttgir", "llir", "ptx")},
+    )
+
+
+@contextlib.contextmanager
+def _triton_cache(triton: Any) -> Any:
+    """Triton's own cache, beside ours and not in the user's home."""
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(config().cache_dir / "triton")
+        yield
+
+
+def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
+    return {
+        "num_warps": emitted.num_warps,
+        "num_stages": emitted.num_stages,
+        "maxnreg": options.max_registers,
+        # a * b + c is two roundings unless fma was asked for, and small numbers are not flushed to zero.
+        "enable_fp_fusion": False,
+        "enable_reflect_ftz": False,
+    }
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _translated(error: Exception, emitted: Emitted, path: Path, arch: str) -> CompileError:
+    name = type(error).__name__
+    if name == "PTXASError":
+        return _assembler_error(str(error), emitted, path, arch)
+    if hasattr(error, "node"):
+        return CompileError(
+            f"triton refused the kernel for {arch}: {_reason(error)} (emitted source: {path})",
+            _loc_of_node(error, emitted),
+        )
+    return CompileError(
+        f"triton failed on the kernel for {arch}: {name}: {_short(str(error))} (emitted source: {path})",
+        emitted.lines[-1],
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost message: Triton wraps one error around another for each call that it inlines."""
+    inner = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    text = getattr(inner, "error_message", None) or (str(inner) if inner is not error else "")
+    return _short(text) or _short(str(error))
+
+
+def _short(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _loc_of_node(error: Exception, emitted: Emitted) -> Loc | None:
+    """The outermost error is about the kernel itself; its line counts from the kernel's decorator."""
+    line = getattr(getattr(error, "node", None), "lineno", None)
+    if line is None:
+        return None
+    head = next(k for k, text in enumerate(emitted.source.splitlines()) if text == f"def {emitted.entry}(")
+    return _loc_at(emitted, head + line)
+
+
+def _loc_at(emitted: Emitted, line: int) -> Loc | None:
+    """The user's place for line `line` (from 1) of the source, or for the closest line before it that has one."""
+    for k in range(min(line, len(emitted.lines)) - 1, -1, -1):
+        if emitted.lines[k] is not None:
+            return emitted.lines[k]
+    return next((loc for loc in emitted.lines if loc is not None), None)
+
+
+def _assembler_error(text: str, emitted: Emitted, path: Path, arch: str) -> CompileError:
+    """ptxas names a line of the PTX, whose `.loc` lines name lines of our source."""
+    found = _PTXAS_LINE.search(text)
+    loc, message = None, _short(text)
+    if found is not None:
+        message = found[3].strip()
+        loc = _loc_of_ptx(Path(found[1]), int(found[2]), emitted, path)
+    if loc is None:
+        loc = _loc_at(emitted, len(emitted.lines))
+    return CompileError(f"the assembler (ptxas) refused the kernel for {arch}: {message} (emitted source: {path})", loc)
+
+
+def _loc_of_ptx(ptx: Path, line: int, emitted: Emitted, path: Path) -> Loc | None:
+    try:
+        lines = ptx.read_text().splitlines()
+    except OSError:
+        return None
+    ptx.unlink(missing_ok=True)  # Triton leaves it behind after an error
+    files = {m[1]: m[2] for m in map(_FILE.match, lines) if m is not None}
+    for text in reversed(lines[:line]):
+        found = _LOC.match(text)
+        # A function of the library has lines of its own; the call is at the kernel's line before it.
+        if found is not None and files.get(found[1], path.name).endswith(path.name):
+            at = int(found[2]) - 1
+            if at < len(emitted.lines) and emitted.lines[at] is not None:
+                return emitted.lines[at]
+    return None
+
+
+# ---------------------------------------------------------------- inspection
+
+
+def disassemble(cubin: bytes) -> str:
+    """SASS of a cubin, by the tools that come with triton."""
+    _triton()
+    from triton.tools.disasm import get_sass
+
+    text: str = get_sass(cubin)
+    return text
