@@ -164,7 +164,8 @@ def train(group, box, progress):
             model.compute(x, y, len(batch))
             middle = time.perf_counter()
             model.communicate(box)
-            spent += (middle - begin, time.perf_counter() - middle)
+            if epoch > 0:  # the first epoch compiles
+                spent += (middle - begin, time.perf_counter() - middle)
         losses.append(float(model.loss.numpy()[0]) * group.size)
         progress(epoch, losses[-1])
     return model, spent
@@ -172,7 +173,7 @@ def train(group, box, progress):
 
 @pt.program
 def main(group):
-    steps = EPOCHS * -(-1437 // BATCH)
+    steps = -(-1437 // BATCH) * EPOCHS
     tiles = -(-TOTAL // TILE)
     if group.rank == 0:
         print(f"training on {group.size} ranks: {steps} steps, {TOTAL} weights, batches of {BATCH} images")
@@ -193,15 +194,16 @@ def main(group):
             single, _ = train(alone, box, lambda epoch, loss: None)
         difference = float(np.abs(single.weights.numpy() - weights).max() / np.abs(weights).max())
         single_accuracy = single.accuracy(pt.asarray(images), answers)
+        timed = steps - steps // EPOCHS
         pt.report(
             "UCI digits, data parallel",
             {
                 "test accuracy": f"{accuracy:.4f}",
                 "weights equal on all ranks": "to the bit" if same else "NO",
                 "one rank alone": f"accuracy {single_accuracy:.4f}, weights differ by {difference:.1e} of the largest",
-                "time per step": f"{(compute + communicate) / steps * 1e6:.0f} µs",
-                "  compute": f"{compute / steps * 1e6:.0f} µs",
-                "  communication and update": f"{communicate / steps * 1e6:.0f} µs",
+                "time per step": f"{(compute + communicate) / timed * 1e6:.0f} µs",
+                "  compute": f"{compute / timed * 1e6:.0f} µs",
+                "  communication and update": f"{communicate / timed * 1e6:.0f} µs",
                 "bytes sent per rank and step": f"{(group.size - 1) * tiles * TILE * 4}",
             },
         )

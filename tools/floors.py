@@ -98,7 +98,7 @@ HEAVY: dict[str, tuple[tuple[str, ...], bool]] = {
     "typer": (("cli.",), False),
     "cuda": ((), True),
     "torch": ((), True),
-    "triton": ((), True),
+    "triton": (("backends.cuda.triton_compile",), True),
 }
 
 

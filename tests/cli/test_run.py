@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from peertile.cli.main import main
+
 TIMEOUT_S = 60
 HEAD = "import os, sys, threading\nfrom peertile.comm.launcher import init, program, run\n"
 
@@ -36,9 +38,9 @@ def peertile(*arguments):
 @pytest.mark.feature("U2", "cpu")
 def test_ranks_get_their_number_and_the_arguments(write):
     path = write("group = init()\nos.write(1, f'{group.rank}/{group.size} {sys.argv[1:]}\\n'.encode())\n")
-    status, out, err = peertile("run", path, "--ranks", "3", "--", "-x", "two words")
+    status, out, err = peertile("run", path, "--ranks", "2", "--", "-x", "two words")
     assert (status, err) == (0, "")
-    assert sorted(out.splitlines()) == [f"{rank}/3 ['-x', 'two words']" for rank in range(3)]
+    assert sorted(out.splitlines()) == [f"{rank}/2 ['-x', 'two words']" for rank in range(2)]
 
 
 @pytest.mark.slow
@@ -125,8 +127,11 @@ threading.Event().wait()
         ([__file__, "--device", "cuda"], "run: --device cuda: expected cpu, the only device of this version"),
     ],
 )
-def test_refusals_are_one_line(arguments, message):
-    assert peertile("run", *arguments) == (2, "", f"peertile: {message}\n")
+def test_refusals_are_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["peertile", "run", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert (caught.value.code, *capsys.readouterr()) == (2, "", f"peertile: {message}\n")
 
 
 @pytest.mark.slow

@@ -34,6 +34,15 @@ def test_imports_point_to_lower_floors_or_to_the_own_folder() -> None:
     assert wrong == []
 
 
+def test_backends_do_not_import_each_other() -> None:
+    def target(module: str) -> str:
+        parts = module.split(".")
+        return parts[1] if len(parts) > 2 and parts[0] == "backends" else ""
+
+    pairs = [(found, target(found.module), target(found.target)) for found in OWN]
+    assert [str(found) for found, one, other in pairs if one and other and one != other] == []
+
+
 def test_imports_make_no_circle() -> None:
     graph: dict[str, set[str]] = {module: set() for module in floors.modules()}
     for found in OWN:

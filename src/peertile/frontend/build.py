@@ -34,7 +34,7 @@ from peertile.frontend.values import (
     View,
 )
 from peertile.ir import ops
-from peertile.ir.core import Block, Effect, Kernel, Op, Value
+from peertile.ir.core import Block, Kernel, Op, Value
 from peertile.ir.types import (
     INDEX,
     BarrierType,
@@ -250,8 +250,8 @@ def _prune(block: Block) -> None:
     def visit(current: Block) -> None:
         kept: list[Op] = []
         for op in reversed(current.ops):
-            live = op.TERMINATOR or op.blocks or op.effects - {Effect.READ} or isinstance(op, ops.Wait)
-            if not live and not any(r in used for r in op.results) and not isinstance(op, ops.BoxCollect):
+            live = op.TERMINATOR or op.blocks or op.effects
+            if not live and not any(r in used for r in op.results):
                 continue
             for inner in op.blocks:
                 visit(inner)

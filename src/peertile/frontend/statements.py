@@ -176,6 +176,18 @@ def _names(b: Build, body: list[ast.stmt]) -> list[str]:
     return names
 
 
+def _trip(b: Build, body: list[ast.stmt]) -> Flow:
+    """One trip of a loop; whoever makes it has not returned."""
+    if b.function.wrapped:
+        _not_returned(b)
+    return run_block(b, body)
+
+
+def _not_returned(b: Build) -> None:
+    b.env[RETURNED] = Binding(Known(False), None)
+    b.env.pop(RETURN, None)
+
+
 def _after_loop(b: Build, flow: Flow) -> Flow:
     """A helper that returned inside the loop goes on returning outside it."""
     binding = b.env.get(RETURNED)
@@ -185,8 +197,7 @@ def _after_loop(b: Build, flow: Flow) -> Flow:
         return _return_value(b, b.env[RETURN].value)
     assert isinstance(binding.value, Tile)
     flow = branch(b, binding.value.value, lambda: _return_value(b, b.env[RETURN].value), lambda: Flow.NEXT)
-    b.env[RETURNED] = Binding(Known(False), None)
-    b.env.pop(RETURN, None)
+    _not_returned(b)
     return flow
 
 
@@ -275,7 +286,7 @@ def _over_range(b: Build, node: ast.For, it: RangeIterator) -> Flow:
     def body(iv: Value) -> Flow:
         iv.hint = node.target.id if isinstance(node.target, ast.Name) else ""
         _bind(b, node.target, Tile(iv))
-        return run_block(b, node.body)
+        return _trip(b, node.body)
 
     return _counted(b, node, (it.lo, it.hi, it.step), body, stages=it.stages)
 
@@ -301,7 +312,7 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
     def body(linear: Value) -> Flow:
         index = tuple(b.builder.emit(ops.TileIndex, (z.view, linear), [INDEX] * z.type.rank).results)
         _bind(b, node.target, ExclusiveTile(z.name, z.view, index))
-        return run_block(b, node.body)
+        return _trip(b, node.body)
 
     message = "`{name}` is a tile of a loop that has ended; store to it inside the loop"
     return _counted(b, node, bounds, body, message=message)
@@ -321,7 +332,7 @@ def _over_ranks(b: Build, node: ast.For, it: RanksIterator) -> Flow:
             rank = b.builder.value(ops.BinaryOp, (ahead, n), INDEX, fn=Binary.MOD)
         b.proven_ranks.add(rank)
         _bind(b, node.target, Tile(rank))
-        return run_block(b, node.body)
+        return _trip(b, node.body)
 
     return _counted(b, node, (one if it.peers else zero, n, one), body)
 
@@ -373,7 +384,7 @@ def _while(b: Build, node: ast.While) -> Flow:
                     return _leave(b, ops.Break)
             else:
                 branch(b, condition, lambda: Flow.NEXT, lambda: _leave(b, ops.Break))
-        return run_block(b, node.body)
+        return _trip(b, node.body)
 
     return _after_loop(b, endless_loop(b, body, assigned=_names(b, node.body)))
 

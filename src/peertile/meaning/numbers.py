@@ -299,7 +299,7 @@ def _float_to_float(x: Array, dst: DType, rounding: Rounding, saturate: bool) ->
         limit = _largest(dst)
         wide = np.clip(wide, -limit, limit)
     nearest = _narrow(wide, dst)
-    if rounding in (Rounding.DEFAULT, Rounding.NEAREST):
+    if rounding in (Rounding.DEFAULT, Rounding.NEAREST) or dst.bits == 64:
         return nearest
     back = nearest.astype(np.float64)
     if rounding is Rounding.ZERO:

@@ -381,7 +381,7 @@ class _Uniformity:
             # A fact of the object, whichever rank's part is asked.
             fact = _Fact(None, fact.params)
         if type(op) in _UNEQUAL:
-            fact |= _Fact(op)
+            fact = _Fact(op) | fact  # itself first: the nearest reason is the clearest
         for result in op.results:
             self.learn(result, fact)
 

@@ -38,7 +38,8 @@ def leaving(op: Op) -> Iterator[Op]:
     """The terminators inside `op` that lead further than out of it: to an outer loop, or out of the kernel."""
     inside = {op, *(inner for block in op.blocks for inner in walk(block))}
     for inner in inside:
-        if isinstance(inner, ops.Return) or (isinstance(inner, ops.Break | ops.Continue) and ops.enclosing_loop(inner) not in inside):
+        loops = isinstance(inner, ops.Break | ops.Continue)
+        if isinstance(inner, ops.Return) or (loops and ops.enclosing_loop(inner) not in inside):
             yield inner
 
 

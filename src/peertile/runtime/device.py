@@ -142,7 +142,8 @@ class Device:
         start, end = tensor.byte_range()
         for lease in list(tensor.storage.leases):
             use = lease.use
-            if use.end > start and use.start < end and (writes or use.writes):
+            # A kernel that holds the storage as peer memory may be waiting for this very access.
+            if not use.lifetime_only and use.end > start and use.start < end and (writes or use.writes):
                 lease.holder.wait_done()
 
     def _host_copy(self, dst: int, src: int, nbytes: int, name: str) -> None:

@@ -12,7 +12,7 @@ from peertile.dtypes import f32, i8, i32, i64
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Compare, Fold, Unary
 from peertile.ir.types import TileType
-from peertile.ir.verify import verify_kernel
+from peertile.ir.verify import verify
 from peertile.meaning import run_grid
 from tests.backends.cpu.util import INDEX, K, exclusive, run, shared
 
@@ -138,7 +138,8 @@ class Maker:
 
     def nested(self, length, depth):
         """Ops of a nested block; gives what it made, which is not visible outside."""
-        values, scalars = list(self.values), list(self.scalars)
+        values, scalars = self.values, self.scalars
+        self.values, self.scalars = list(values), list(scalars)
         self.body(length, depth)
         made = self.values, self.scalars
         self.values, self.scalars = values, scalars
@@ -167,9 +168,8 @@ class Maker:
         types = [v.type for v in inits]
 
         def body(i, args):
-            values, scalars = list(self.values), list(self.scalars)
-            self.values += args[:-1]
-            self.scalars += [i, args[-1]]
+            values, scalars = self.values, self.scalars
+            self.values, self.scalars = [*values, *args[:-1]], [*scalars, i, args[-1]]
             made = self.nested(r.randint(1, 5), depth)
             self.values, self.scalars = made[0], made[1]
             if r.random() < 0.4:
@@ -198,9 +198,9 @@ class Maker:
         limit = r.randint(0, 2)
 
         def body(args):
-            values, scalars = list(self.values), list(self.scalars)
+            values, scalars = self.values, self.scalars
             *tiles, _, trip = args
-            self.values += tiles
+            self.values = [*values, *tiles]
             made = self.nested(r.randint(1, 4), depth)
             self.values, self.scalars = made
             k.when(
@@ -229,7 +229,7 @@ class Maker:
 
 def check(seed):
     kernel = Maker(seed).kernel
-    verify_kernel(kernel)
+    verify(kernel)
     rng = np.random.default_rng(seed)
     x = rng.integers(-100, 100, (25, 30)).astype(np.int32)
     y = rng.integers(-100, 100, 90).astype(np.int32)

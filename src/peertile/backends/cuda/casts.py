@@ -85,7 +85,7 @@ def _float_to_int(e: Emitter, x: str, src: DType, dst: DType, rounding: Rounding
 def _float_to_float(e: Emitter, x: str, src: DType, dst: DType, rounding: Rounding, saturate: bool) -> str:
     directed = rounding in _DIRECTION
     if dst.bits > src.bits:
-        return _to(x, dst)
+        return _to(_to(x, f32), dst) if src.bits == 8 else _to(x, dst)
     if src.bits < 32:
         x, src = e.let_own("wide", _to(x, f32)), f32
     if saturate or dst.bits == 8:

@@ -436,6 +436,7 @@ def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -
         name, "pointer, expected, abort, fault, timeout, program, place, slot" + (", lanes: tl.constexpr" * with_value),
         "one thread polls within a bound, all learn how it ended", body,
         f"=&r,=&l,l,{letter},l,l,l,l,l,l" + (",r" * with_value),
-        f"pointer, expected, abort, fault, timeout, program, place, slot{extra}", "(tl.int32, tl.int64)",
+        f"pointer.to(tl.int64), expected, abort.to(tl.int64), fault.to(tl.int64), timeout, program, place, slot{extra}",
+        "(tl.int32, tl.int64)",
         "return tl.reduce(r[0], 0, _and) != 0, tl.reduce(r[1], 0, _or)" if with_value else "return r[0] != 0",
     )  # fmt: skip

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -116,14 +117,14 @@ def compile_source(emitted: Emitted, arch: str, options: CudaOptions) -> Compile
         (k,): [["tt.divisibility", p.divisibility]] for k, p in enumerate(emitted.parameters) if p.divisibility > 1
     }
     source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
-    said = io.StringIO()
+    said = _Said()
     try:
-        with _triton_cache(triton), contextlib.redirect_stdout(said):
+        with _triton_cache(triton), said.captured():
             kernel = triton.compile(
                 source, target=GPUTarget("cuda", capability(arch), 32), options=_triton_options(emitted, options)
             )
     except Exception as error:
-        raise _translated(error, emitted, path, arch) from error
+        raise _translated(error, said.text, emitted, path, arch) from error
     metadata = kernel.metadata
     return Compiled(
         entry=metadata.name,
@@ -136,8 +137,35 @@ def compile_source(emitted: Emitted, arch: str, options: CudaOptions) -> Compile
     )
 
 
+class _Said:
+    """What the compiler printed: MLIR names the line of an error on the process's standard error, nowhere else."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Within the context, standard output is dropped and standard error kept; it is passed on if nothing failed."""
+        sys.stderr.flush()
+        saved = os.dup(2)
+        failed = True
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 2)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    yield
+                failed = False
+            finally:
+                os.dup2(saved, 2)
+                os.close(saved)
+                file.seek(0)
+                self.text = file.read().decode(errors="replace")
+        if self.text and not failed:
+            sys.stderr.write(self.text)
+
+
 @contextlib.contextmanager
-def _triton_cache(triton: Any) -> Any:
+def _triton_cache(triton: Any) -> Iterator[None]:
     """Triton's own cache, beside ours and not in the user's home."""
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(config().cache_dir / "triton")
@@ -158,7 +186,7 @@ def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
 # ---------------------------------------------------------------- errors
 
 
-def _translated(error: Exception, emitted: Emitted, path: Path, arch: str) -> CompileError:
+def _translated(error: Exception, said: str, emitted: Emitted, path: Path, arch: str) -> CompileError:
     name = type(error).__name__
     if name == "PTXASError":
         return _assembler_error(str(error), emitted, path, arch)
@@ -167,10 +195,12 @@ def _translated(error: Exception, emitted: Emitted, path: Path, arch: str) -> Co
             f"triton refused the kernel for {arch}: {_reason(error)} (emitted source: {path})",
             _loc_of_node(error, emitted),
         )
-    return CompileError(
-        f"triton failed on the kernel for {arch}: {name}: {_short(str(error))} (emitted source: {path})",
-        emitted.lines[-1],
-    )
+    # Passes report on standard error, as path:line:column: error: text.
+    found = re.search(rf"{re.escape(str(path))}:(\d+):\d+: error: (.*)", said)
+    loc = _loc_at(emitted, int(found[1])) if found is not None else _loc_at(emitted, len(emitted.lines))
+    first = re.search(r"^(?:LLVM ERROR: |.*: error: |Unsupported)(.*)$", said, re.MULTILINE)
+    reason = first[0].split(": error: ")[-1] if first is not None else f"{name}: {_short(str(error))}"
+    return CompileError(f"triton failed on the kernel for {arch}: {reason} (emitted source: {path})", loc)
 
 
 def _reason(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from peertile.backends.cpu import jit
 from peertile.config import config
@@ -46,6 +46,15 @@ from peertile.runtime.driver import (
     StreamHandle,
     Ticket,
     print_records,
+)
+from peertile.runtime.drivers.cpu_handles import (
+    CpuEvent,
+    CpuGraph,
+    CpuGraphExec,
+    CpuModule,
+    as_own,
+    check_word,
+    operation,
 )
 from peertile.runtime.drivers.cpu_layout import (
     ARGS,
@@ -93,61 +102,6 @@ _SLICE: Final = HOST_WAIT_SLICE_NS
 _DONE, _SLICED, _FAULTED, _BUSY = (
     int(r) for r in (Result.DONE, Result.SLICE, Result.FAULTED, Result.BUSY)
 )  # plain ints: comparing enum members costs more than the launch itself
-
-
-class CpuModule(ModuleHandle):
-    """A loaded kernel. Its native words and its code stay: a late worker may still look at them."""
-
-    __slots__ = ("address", "limit", "name", "stride", "waits")
-
-    def __init__(self, address: int, name: str, *, waits: bool, stride: int, limit: int) -> None:
-        self.address = address
-        self.name = name
-        self.waits = waits
-        self.stride = stride
-        self.limit = limit
-
-
-class CpuEvent(EventHandle):
-    """The last record: which operation, and where its time is."""
-
-    __slots__ = ("stamp", "ticket")
-
-    def __init__(self) -> None:
-        self.ticket: Ticket | None = None
-        self.stamp: ctypes.c_int64 | None = None
-
-
-class CpuGraph(GraphHandle):
-    __slots__ = ("nodes",)
-
-    def __init__(self, nodes: tuple[Operation, ...]) -> None:
-        self.nodes = nodes
-
-
-class CpuGraphExec(GraphExecHandle):
-    """Operations written out in native memory, and the table of their addresses."""
-
-    __slots__ = ("arena_bytes", "memory", "nodes", "python", "table")
-
-    def __init__(self, nodes: tuple[Operation, ...]) -> None:
-        self.nodes: tuple[Operation, ...] | None = nodes
-        self.arena_bytes = max((n.arena_bytes for n in nodes), default=0)
-        self.python = any(n.python is not None for n in nodes)
-        sizes = [(ARGS_AT + len(n.args) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE for n in nodes]
-        table = (len(nodes) * 8 + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-        memory = ctypes.create_string_buffer(table + sum(sizes) + CACHE_LINE)
-        base = ctypes.addressof(memory)
-        self.table = (base + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-        words = words_at(self.table, max(table, 8))
-        at = self.table + table
-        for k, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
-            ctypes.memmove(at, node.header + node.args, ARGS_AT + len(node.args))
-            if node.args:
-                words_at(at, ARGS_AT)[C.ARGS] = at + ARGS_AT
-            words[k] = at
-            at += size
-        self.memory: object = memory
 
 
 _segments: Final = Segments()
@@ -270,7 +224,7 @@ class CpuDevice(DriverDevice):
 
     def export_segment(self, segment: SegmentHandle) -> ShareHandle:
         self._enter()
-        return _segments.export(_own(segment, Segment, "segment"))
+        return _segments.export(as_own(segment, Segment, "segment"))
 
     def import_segment(self, share: ShareHandle) -> SegmentHandle:
         self._enter()
@@ -278,15 +232,15 @@ class CpuDevice(DriverDevice):
 
     def map_segment(self, segment: SegmentHandle) -> int:
         self._enter()
-        return _segments.map(_own(segment, Segment, "segment"))
+        return _segments.map(as_own(segment, Segment, "segment"))
 
     def unmap_segment(self, segment: SegmentHandle) -> None:
         self._enter()
-        _segments.unmap(_own(segment, Segment, "segment"))
+        _segments.unmap(as_own(segment, Segment, "segment"))
 
     def free_segment(self, segment: SegmentHandle) -> None:
         self._enter()
-        _segments.free(_own(segment, Segment, "segment"))
+        _segments.free(as_own(segment, Segment, "segment"))
 
     # --------------------------------------------------------------------------------------- streams, events
 
@@ -303,14 +257,14 @@ class CpuDevice(DriverDevice):
     def destroy_stream(self, stream: StreamHandle) -> None:
         """Its native memory stays until the device is closed: events of it may still be waited for."""
         self._enter()
-        own = _own(stream, CpuStream, "stream")
+        own = as_own(stream, CpuStream, "stream")
         with own.lock:
             own._usable()
         own.stop()
 
     def last_ticket(self, stream: StreamHandle) -> Ticket:
         self._enter()
-        own = _own(stream, CpuStream, "stream")
+        own = as_own(stream, CpuStream, "stream")
         with own.lock:
             sequence = own.words[S.SUBMITTED]
             name = own.pending[-1].name if own.pending and own.pending[-1].sequence == sequence else own.inline_name
@@ -322,31 +276,31 @@ class CpuDevice(DriverDevice):
 
     def destroy_event(self, event: EventHandle) -> None:
         self._enter()
-        own = _own(event, CpuEvent, "event")
+        own = as_own(event, CpuEvent, "event")
         own.ticket = own.stamp = None
 
     def record_event(self, stream: StreamHandle, event: EventHandle) -> Ticket:
         self._enter()
-        own, queue = _own(event, CpuEvent, "event"), _own(stream, CpuStream, "stream")
+        own, queue = as_own(event, CpuEvent, "event"), as_own(stream, CpuStream, "stream")
         if queue.capture is not None:
             raise UsageError("record_event: expected a stream that runs, got one that is being captured")
         stamp = ctypes.c_int64()
-        ticket = queue.enqueue(_operation("event record", Kind.RECORD, ctypes.addressof(stamp), keep=stamp))
+        ticket = queue.enqueue(operation("event record", Kind.RECORD, ctypes.addressof(stamp), keep=stamp))
         own.ticket, own.stamp = ticket, stamp
         return ticket
 
     def wait_event(self, stream: StreamHandle, event: EventHandle) -> Ticket:
         recorded = self.event_ticket(event)
-        queue = _own(stream, CpuStream, "stream")
+        queue = as_own(stream, CpuStream, "stream")
         if queue.capture is not None:
             raise UsageError("wait_event: expected a stream that runs, got one that is being captured")
-        source = _own(recorded.stream, CpuStream, "stream")
-        op = _operation("event wait", Kind.WAIT_EVENT, source.address, recorded.sequence, keep=source)
+        source = as_own(recorded.stream, CpuStream, "stream")
+        op = operation("event wait", Kind.WAIT_EVENT, source.address, recorded.sequence, keep=source)
         return queue.enqueue(op)
 
     def event_ticket(self, event: EventHandle) -> Ticket:
         self._enter()
-        ticket = _own(event, CpuEvent, "event").ticket
+        ticket = as_own(event, CpuEvent, "event").ticket
         if ticket is None:
             raise UsageError("event: expected an event that was recorded, got one never recorded; record it first")
         return ticket
@@ -355,7 +309,7 @@ class CpuDevice(DriverDevice):
         times = []
         for role, event in (("start", start), ("end", end)):
             ticket = self.event_ticket(event)
-            stamp = _own(event, CpuEvent, role).stamp
+            stamp = as_own(event, CpuEvent, role).stamp
             if self.query(ticket) is Status.PENDING or stamp is None:
                 raise UsageError(f"{role}: expected an event that has run, got one still pending; wait for it first")
             times.append(stamp.value)
@@ -397,12 +351,12 @@ class CpuDevice(DriverDevice):
 
     def take_fault(self, stream: StreamHandle) -> FaultRecord | None:
         self._enter()
-        return _own(stream, CpuStream, "stream").take_fault()
+        return as_own(stream, CpuStream, "stream").take_fault()
 
     # --------------------------------------------------------------------------------------------- operations
 
     def _enqueue(self, stream: StreamHandle, op: Operation, on_caller: bool = False) -> Ticket:
-        queue = _own(stream, CpuStream, "stream")
+        queue = as_own(stream, CpuStream, "stream")
         if on_caller and queue.capture is None and op.python is None:
             ticket = queue.run_inline(op)
             if ticket is not None:
@@ -415,7 +369,7 @@ class CpuDevice(DriverDevice):
         self._enter()
         if nbytes < 0:
             raise ArgumentError(f"nbytes: expected an integer >= 0, got {nbytes}")
-        return self._enqueue(stream, _operation(name, Kind.COPY, dst, src, nbytes), on_caller)
+        return self._enqueue(stream, operation(name, Kind.COPY, dst, src, nbytes), on_caller)
 
     def fill(
         self,
@@ -435,14 +389,14 @@ class CpuDevice(DriverDevice):
             raise ArgumentError(f"count: expected an integer >= 0, got {count}")
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         word = int.from_bytes(one * (8 // width), "little", signed=True)
-        return self._enqueue(stream, _operation(name, Kind.FILL, dst, word, width * count), on_caller)
+        return self._enqueue(stream, operation(name, Kind.FILL, dst, word, width * count), on_caller)
 
     def write_value(
         self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
     ) -> Ticket:
         self._enter()
-        _check_word(address, width)
-        return self._enqueue(stream, _operation(name, Kind.WRITE_VALUE, address, to_signed(value), width))
+        check_word(address, width)
+        return self._enqueue(stream, operation(name, Kind.WRITE_VALUE, address, to_signed(value), width))
 
     def wait_value(
         self,
@@ -458,7 +412,7 @@ class CpuDevice(DriverDevice):
         name: str = "wait_value",
     ) -> Ticket:
         self._enter()
-        _check_word(address, width)
+        check_word(address, width)
         words = (
             address,
             to_signed(value),
@@ -467,11 +421,11 @@ class CpuDevice(DriverDevice):
             min(timeout_ns, _MAX_NS),
             abort_address,
         )
-        return self._enqueue(stream, _operation(name, Kind.WAIT_VALUE, *words))
+        return self._enqueue(stream, operation(name, Kind.WAIT_VALUE, *words))
 
     def callback(self, stream: StreamHandle, function: Callable[[], None], *, name: str = "callback") -> Ticket:
         self._enter()
-        return self._enqueue(stream, _operation(name, Kind.PYTHON, python=function))
+        return self._enqueue(stream, operation(name, Kind.PYTHON, python=function))
 
     # ------------------------------------------------------------------------------------------------ modules
 
@@ -505,11 +459,11 @@ class CpuDevice(DriverDevice):
     def unload_module(self, module: ModuleHandle) -> None:
         """Code is a few kilobytes and stays mapped: a worker that is late may still be about to return from it."""
         self._enter()
-        _own(module, CpuModule, "module")
+        as_own(module, CpuModule, "module")
 
     def max_resident(self, module: ModuleHandle) -> int:
         self._enter()
-        return _own(module, CpuModule, "module").limit
+        return as_own(module, CpuModule, "module").limit
 
     # ----------------------------------------------------------------------------------------------- launches
 
@@ -537,12 +491,12 @@ class CpuDevice(DriverDevice):
         on_caller: bool = False,
     ) -> Ticket:
         self._enter()
-        kernel = _own(module, CpuModule, "module")
+        kernel = as_own(module, CpuModule, "module")
         n = self._programs(kernel, grid, options)
         python: PythonWork | None = None
         printer = 0
         if options.on_print is not None:
-            printer, python = self._printer(_own(stream, CpuStream, "stream"), options.on_print)
+            printer, python = self._printer(as_own(stream, CpuStream, "stream"), options.on_print)
         timeout = min(options.wait_timeout_ns, _MAX_NS)
         words = (kernel.address, 0, options.abort_address, timeout, printer, n, 0, *grid)
         op = Operation(
@@ -651,7 +605,7 @@ class CpuDevice(DriverDevice):
 
     def begin_capture(self, stream: StreamHandle) -> None:
         self._enter()
-        queue = _own(stream, CpuStream, "stream")
+        queue = as_own(stream, CpuStream, "stream")
         with queue.lock:
             queue._usable()
             if queue.capture is not None:
@@ -660,7 +614,7 @@ class CpuDevice(DriverDevice):
 
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
         self._enter()
-        queue = _own(stream, CpuStream, "stream")
+        queue = as_own(stream, CpuStream, "stream")
         with queue.lock:
             if queue.capture is None:
                 raise UsageError("end_capture: expected a stream that is being captured, got one that is not")
@@ -669,18 +623,18 @@ class CpuDevice(DriverDevice):
 
     def instantiate(self, graph: GraphHandle) -> GraphExecHandle:
         self._enter()
-        return CpuGraphExec(_own(graph, CpuGraph, "graph").nodes)
+        return CpuGraphExec(as_own(graph, CpuGraph, "graph").nodes)
 
     def destroy_graph(self, graph: GraphExecHandle) -> None:
         self._enter()
-        own = _own(graph, CpuGraphExec, "graph")
+        own = as_own(graph, CpuGraphExec, "graph")
         own.nodes = own.memory = None
 
     def launch_graph(
         self, stream: StreamHandle, graph: GraphExecHandle, *, name: str = "graph", on_caller: bool = False
     ) -> Ticket:
         self._enter()
-        own, queue = _own(graph, CpuGraphExec, "graph"), _own(stream, CpuStream, "stream")
+        own, queue = as_own(graph, CpuGraphExec, "graph"), as_own(stream, CpuStream, "stream")
         if own.nodes is None:
             raise UsageError("graph: expected a live graph, got one that was destroyed")
         if queue.capture is not None:
@@ -694,31 +648,11 @@ class CpuDevice(DriverDevice):
         return queue.enqueue(op, own.nodes)
 
 
-def _operation(name: str, kind: Kind, *words: int, keep: Any = None, python: PythonWork | None = None) -> Operation:
-    return Operation(name, pack(kind, words, python=python is not None), b"", keep, python, 0)
-
-
-_T = TypeVar("_T")
-
-
-def _own(handle: object, cls: type[_T], role: str) -> _T:
-    if not isinstance(handle, cls):
-        raise ArgumentError(f"{role}: expected a handle of the cpu driver, got {type(handle).__name__}")
-    return handle
-
-
 def _ran(ticket: Ticket) -> CpuStream:
-    stream = _own(ticket.stream, CpuStream, "ticket")
+    stream = as_own(ticket.stream, CpuStream, "ticket")
     if ticket.sequence < 0:
         raise UsageError(f"ticket: {ticket.name} was captured and does not run by itself; launch the graph")
     return stream
-
-
-def _check_word(address: int, width: int) -> None:
-    if width not in (32, 64):
-        raise ArgumentError(f"width: expected 32 or 64 bits, got {width}")
-    if address % (width // 8):
-        raise ArgumentError(f"address: expected one aligned to {width // 8} bytes, got {address:#x}")
 
 
 class _ForkedDevice(CpuDevice):
