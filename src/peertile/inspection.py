@@ -18,7 +18,6 @@ from typing import Any
 
 from peertile.dtypes import dtype_named, f32, i64
 from peertile.errors import ArgumentError
-from peertile.ir.text import print_kernel
 from peertile.ir.types import (
     Access,
     BarrierType,
@@ -126,16 +125,10 @@ class Description:
 
 def describe(kernel: KernelFunction, signature: Signature) -> Description:
     """Compile `kernel` for `signature` and collect source, IR, lowered IR, LLVM IR and assembly."""
-    spec = kernel.compile_types(signature.types, signature.consts)
-    stages = {
-        "source": python_inspect.getsource(kernel.fn),
-        "ir": spec.source_ir,
-        "lowered": print_kernel(spec.kernel),
-        **spec.stages(),
-    }
-    return Description(
-        kernel.name, stages, dict(spec.kernel.facts.get("bounds", {})), spec.binary.waits, spec.binary.scratch_bytes
-    )
+    compiled = kernel.compile_types(signature.types, signature.consts).compiled
+    stages = {"source": python_inspect.getsource(kernel.fn), **compiled.stages()}
+    binary = compiled.binary
+    return Description(kernel.name, stages, compiled.bounds, binary.waits, binary.scratch_bytes)
 
 
 def load_kernel(target: str) -> KernelFunction:

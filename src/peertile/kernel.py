@@ -8,22 +8,18 @@ knows a target beyond asking its backend for a binary and its driver to launch i
 from __future__ import annotations
 
 import functools
+import importlib
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Protocol, overload
 
 import numpy as np
-from peertile.backends.cpu.compile import compile_kernel
-from peertile.backends.cpu.jit import stages as cpu_stages
-from peertile.backends.cpu.target import host_target
-from peertile.frontend.build import build_kernel
-from peertile.passes.pipeline import run_pipeline
+from peertile.printing import sink_for
 
-from peertile.backends.binary import Binary
+from peertile.backends.binary import Compiled
 from peertile.config import config
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import (
@@ -38,8 +34,6 @@ from peertile.errors import (
     SignatureMismatch,
     WaitTimeout,
 )
-from peertile.ir.core import Kernel
-from peertile.ir.text import print_kernel
 from peertile.ir.types import Access, MailboxType, TileType, Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.runtime.argument import Argument, Use, canonical, pack_words
@@ -79,36 +73,32 @@ class GroupLike(Protocol):
     def failure(self) -> PeertileError | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCheck:
-    """num_tiles(lhs, lhs_axis, lhs_size) <= num_tiles(rhs, rhs_axis, rhs_size), by parameter index."""
+class Compiler(Protocol):
+    """What kernels ask of the compiler (compiler.py)."""
 
-    description: str
-    lhs: int
-    lhs_axis: int
-    lhs_size: int
-    rhs: int
-    rhs_axis: int
-    rhs_size: int
+    def compile_function(
+        self, fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+    ) -> Compiled: ...
 
 
-@dataclass(slots=True)
+@functools.cache
+def _compiler() -> Compiler:
+    """The compiler, loaded at the first compilation: frontend, passes and backend are most of the package,
+    and a program that only inspects, waits or coordinates must not pay for them at import."""
+    compiler: Any = importlib.import_module("peertile.compiler")
+    return compiler  # type: ignore[no-any-return]
+
+
 class Specialization:
-    """One compiled form of a kernel. `modules` holds it loaded, per device."""
+    """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
-    kernel: Kernel
-    binary: Binary
-    source_ir: str
-    has_mailbox: bool
-    steering: frozenset[str] | None
-    checks: tuple[LaunchCheck, ...]
-    """Relations between extents that the launcher verifies, by index of the run-time parameter."""
-    modules: dict[int, ModuleHandle] = field(default_factory=dict)
-    options: dict[int, LaunchOptions] = field(default_factory=dict)
+    __slots__ = ("binary", "compiled", "modules", "options")
 
-    def stages(self) -> dict[str, str]:
-        """LLVM IR as emitted, and assembly, for inspection; made on request."""
-        return {**self.binary.text, **cpu_stages(self.binary.text["llvm"], host_target())}
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
+        self.binary = compiled.binary
+        self.modules: dict[int, ModuleHandle] = {}
+        self.options: dict[int, LaunchOptions] = {}
 
 
 class _Bound:
@@ -311,7 +301,18 @@ class KernelFunction:
             grid = (inferred[0], 1, 1)
         if grid is None:
             raise ArgumentError(f"{self.name}: no partition gives the grid; write {self.name}.grid(n)(...)")
+        self._check_rows(arguments, grid)
         return _Bound(tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group)
+
+    def _check_rows(self, arguments: list[Argument], grid: Grid) -> None:
+        programs = grid[0] * grid[1] * grid[2]
+        for k, argument in enumerate(arguments):
+            if argument.max_programs is not None and programs > argument.max_programs:
+                param = [p for p in self.params if p.role is not Role.CONST][k]
+                raise LaunchError(
+                    f"{self.name}: the grid has {programs} programs, but the {param.role.value} {param.name} was made "
+                    f"for {argument.max_programs}; make it with programs={programs}, or launch fewer programs"
+                )
 
     # ---------------------------------------------------------------- compiling
 
@@ -333,22 +334,7 @@ class KernelFunction:
 
     def compile_types(self, types: dict[str, Type], consts: dict[str, Any]) -> Specialization:
         """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
-        ir = build_kernel(self.fn, types, consts, unsafe=self.unsafe, name=self.name, grid_rank=3)
-        text = print_kernel(ir)
-        ir = run_pipeline(ir, verify=config().verify_passes)
-        steering = ir.facts.get("steering")
-        index = {name: k for k, name in enumerate(types)}
-        return Specialization(
-            ir,
-            compile_kernel(ir),
-            text,
-            any(isinstance(t, MailboxType) for t in types.values()),
-            None if steering is None else frozenset(steering),
-            tuple(
-                LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
-                for c in ir.facts.get("launch_checks", ())
-            ),
-        )
+        return Specialization(_compiler().compile_function(self.fn, self.name, self.unsafe, types, consts))
 
 
 def _signature(name: str, bound: _Bound, steering: frozenset[str] | None) -> int:
@@ -410,9 +396,10 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
                 int(config().wait_timeout_s * 1e9),
                 group.abort_address if group is not None else 0,
                 spec.binary.waits,
+                sink_for(spec.binary.places, group.rank if group is not None else None),
             )
-        if spec.has_mailbox:
-            signature = struct.pack("<q", _signature(kernel.name, bound, spec.steering))
+        if spec.compiled.has_mailbox:
+            signature = struct.pack("<q", _signature(kernel.name, bound, spec.compiled.steering))
             args = b"".join(
                 a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments
             )
@@ -454,7 +441,7 @@ def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
 
 def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
     """S1: relations between extents that the bounds pass left to the launcher."""
-    for check in spec.checks:
+    for check in spec.compiled.checks:
         lhs, rhs = bound.arguments[check.lhs].extents, bound.arguments[check.rhs].extents
         have, need = -(-rhs[check.rhs_axis] // check.rhs_size), -(-lhs[check.lhs_axis] // check.lhs_size)
         if need > have:

@@ -118,7 +118,11 @@ def underlined(found: CompileError) -> str:
 
 
 def refuses(
-    fn: Callable[..., Any], message: str, under: str | None = None, constants: dict[str, Any] | None = None, **given: Any
+    fn: Callable[..., Any],
+    message: str,
+    under: str | None = None,
+    constants: dict[str, Any] | None = None,
+    **given: Any,
 ) -> None:
     """Asserts the whole message of the error of `fn`, and the source under its caret."""
     found = error(fn, constants, **given)

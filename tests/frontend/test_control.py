@@ -281,7 +281,7 @@ def test_break_and_continue_of_an_unrolled_loop_are_decided_at_compile_time():
 
 def test_short_circuit_of_pure_conditions_needs_no_branch():
     def kernel(z, x, n):
-        if n > 0 and n < 10 or n == 77:
+        if (n > 0 and n < 10) or n == 77:
             z.store(x.load_like(z))
 
     assert names(build(kernel)).count("if") == 1
@@ -486,7 +486,7 @@ def test_a_variable_of_the_body_is_refused_behind_the_loop():
 def test_the_variable_of_a_loop_is_refused_behind_it():
     def kernel(z, n):
         for k in T.range(n):
-            pass
+            z.store(k.astype(T.f32))
         z.store(k)
 
     message = (
@@ -566,9 +566,7 @@ def test_break_of_an_unrolled_loop_under_a_run_time_condition_is_refused():
             if n > k:
                 break
 
-    message = (
-        "`break` under a run-time condition in an unrolled loop: expected a compile-time condition; use T.range"
-    )
+    message = "`break` under a run-time condition in an unrolled loop: expected a compile-time condition; use T.range"
     refuses(kernel, message, "break")
 
 
@@ -587,7 +585,8 @@ def test_a_step_must_be_positive(step):
             pass
 
     message = (
-        f"T.range: step: expected a positive integer, got {step}; count upwards and compute the index, as in `n - 1 - i`"
+        f"T.range: step: expected a positive integer, got {step}; count upwards and compute the index, "
+        "as in `n - 1 - i`"
     )
     refuses(kernel, message, "T.range(0, n, step)")
 

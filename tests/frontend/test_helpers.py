@@ -338,3 +338,25 @@ def test_helper_variables_do_not_leak():
         z.store(steps)  # noqa: F821
 
     refuses(kernel, "`steps` is not defined", "steps")
+
+
+def never_reached(n):
+    for k in T.range(4):
+        for j in T.static_range(0):
+            return j
+        if k == n:
+            break
+    while n > 3:
+        n = n - 1
+        for j in T.static_range(0):
+            return j
+    if n == 2:
+        return 7
+    return n
+
+
+def test_a_return_that_no_path_reaches_is_left_out():
+    def kernel(out, n):
+        out.store(never_reached(n))
+
+    assert [value_of(kernel, n) for n in (1, 2, 9)] == [1, 7, 3]

@@ -1,8 +1,10 @@
 """Views, peers, words, waits, signals, counters and pointers: the ops they give, and what is refused."""
+# ruff: noqa: E501 (tables: one message, one line)
 
 import numpy as np
 import pytest
 from tests.frontend.helpers import all_of, build, error, names, only, own, peer, refuses, run, shared
+from tests.frontend.helpers import box as mailbox
 from tests.frontend.test_syntax import compiled
 
 import peertile.language as T
@@ -10,8 +12,8 @@ from peertile.dtypes import b1, f8e4m3, f32, i64, u8, u32, u64
 from peertile.ir import ops
 from peertile.ir.ops import Bounds, CheckKind, Padding
 from peertile.ir.types import PointerType, Space, TileType
-from peertile.memory_model import Cmp, Order, Rmw, Scope
 from peertile.meaning import PerRank, new_counter, new_signal
+from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 # ---------------------------------------------------------------- exclusive and shared
 
@@ -57,7 +59,7 @@ def test_a_persistent_partition_is_stored_through_its_tiles():
         zp.load()
 
     def index(zp):
-        zp.index
+        zp.index  # noqa: B018
 
     def like(zp, x):
         x.load_like(zp)
@@ -66,6 +68,18 @@ def test_a_persistent_partition_is_stored_through_its_tiles():
         assert error(fn).message == (
             f"`zp.{what}`: expected a tile, got the whole persistent partition, of which a program has several tiles; "
             f"write `for tile in zp.tiles():` and use `tile.{what}`"
+        )
+
+
+def test_tiles_of_partitions_and_mailboxes_are_powers_of_two():
+    def kernel(z, box):
+        pass
+
+    for name, given in (("partition", {"z": own(f32, (48,))}), ("mailbox", {"box": mailbox(f32, (48,))})):
+        parameter = "z" if name == "partition" else "box"
+        assert error(kernel, **given).message == (
+            f"parameter `{parameter}`: tile of the {name}: extent 0: expected a power of two, got 48; use the next one, "
+            "64: partial tiles are padded on load and clipped on store"
         )
 
 
@@ -493,5 +507,3 @@ def test_float_pointers_take_addf_and_integer_pointers_add():
     body = "T.unsafe.atomic_rmw(w, T.Rmw.ADDF, 1, order=T.relaxed, scope=T.device)"
     message = "T.unsafe.atomic_rmw: rmw: addf takes floats, got pointers to u32; use T.Rmw.ADD"
     assert unsafe_error(body, w=PointerType(u32)) == message
-
-

@@ -36,7 +36,8 @@ class Out:
 class Writer:
     """Writes a random function; every loop is bounded and every number stays small."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, size: int):
+        self.size = size
         self.random = random.Random(seed)
         self.helpers: list[str] = []
         self.lines: list[str] = []
@@ -111,21 +112,21 @@ class Writer:
         helpers = []
         for k in range(self.random.randrange(3)):
             self.line(0, f"def helper{k}(a, c):")
-            self.block(1, ["a", "c"], False, "return {value}", 3)
+            self.block(1, ["a", "c"], False, "return {value}", self.size)
             self.line(1, f"return {self.expression(['a', 'c'])}")
             helpers.append(f"helper{k}")
             self.helpers = list(helpers)
         self.line(0, "def kernel(out, n, k):")
         self.line(1, "v = 0")
         self.line(1, "w = n")
-        self.block(1, ["v", "w"], False, "", 3)
-        self.block(1, ["v", "w"], False, "", 3)
+        self.block(1, ["v", "w"], False, "", self.size)
+        self.block(1, ["v", "w"], False, "", self.size)
         self.line(1, f"out.store((v * 31 + w + k) & {MASK})")
         return "\n".join(self.lines) + "\n"
 
 
-def check(seed: int) -> None:
-    text = Writer(seed).program()
+def check(seed: int, size: int) -> None:
+    text = Writer(seed, size).program()
     name = f"<random {seed}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     code = compile(text, name, "exec")
@@ -137,8 +138,9 @@ def check(seed: int) -> None:
         kernel = build_kernel(kernel_scope["kernel"], types)
     except CompileError as error:
         # Only one refusal is left to chance: `break` in an unrolled loop under a run-time condition.
-        assert "in an unrolled loop" in error.message, f"{error}\n{text}"
-        return
+        if "in an unrolled loop" in error.message:
+            return
+        raise
     verify(kernel)
     kernel = run_pipeline(kernel)
     for n, k in ((0, 0), (1, 5), (17, 3), (900, 77)):
@@ -148,12 +150,12 @@ def check(seed: int) -> None:
         assert out[0] == expected.value, f"n={n} k={k}: expected {expected.value}, got {out[0]}\n{text}"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_programs(seed):
-    check(seed)
+    check(seed, size=2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 4000))
 def test_many_random_programs(seed):
-    check(seed)
+    check(seed, size=3)

@@ -139,7 +139,6 @@ def test_arithmetic_that_is_refused(expression, dtype, expected):
 # ---------------------------------------------------------------- shapes
 
 
-
 def shaped(expression: str):
     body = f"""
     a = x.load((0, 0), (4, 8))
@@ -368,5 +367,3 @@ def test_a_word_outside_a_kernel_is_refused_at_its_line():
         "padded on load and clipped on store",
         "x.load((0,), (48,))",
     )
-
-

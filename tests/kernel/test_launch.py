@@ -304,6 +304,7 @@ def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
     device = pt.current_device()
     stream = device.stream("dropped")
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        gc.collect()
         out = pt.zeros((1,), pt.i32)
         storage = out.storage
         word, submission = blocked_launch(heap, stream, out)
@@ -335,3 +336,42 @@ def test_memory_is_given_back_without_the_garbage_collector():
         assert device.memory().in_use == before
     finally:
         gc.enable()
+
+
+@pt.kernel
+def talk(z: T.Exclusive, x: T.Shared):
+    T.print_("x is", x.load_like(z), T.program_id(0))
+    z.store(x.load_like(z))
+
+
+def test_print_shows_program_and_values(capsys):
+    x, z = pt.asarray(np.arange(8, dtype=np.float32)), pt.zeros((8,), pt.f32)
+    talk(z.partition(4), x).sync()
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "[program 0] x is [0., 1., 2., 3.] 0",
+        "[program 1] x is [4., 5., 6., 7.] 1",
+    ]
+    half = pt.asarray(np.arange(4), pt.bf16)
+    talk(pt.zeros((4,), pt.bf16).partition(4), half).sync()
+    assert capsys.readouterr().out == "[program 0] x is [0., 1., 2., 3.] 0\n"
+
+
+@pt.kernel
+def post_once(z: T.Exclusive, box: T.Mailbox):
+    box.post(z.load())
+    total = T.zeros(z.tile_shape, z.dtype)
+    for part in box.collect():
+        total += part
+    z.store(total)
+
+
+def test_grid_larger_than_the_mailbox_is_refused():
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        box = heap.mailbox(tile=8, dtype=pt.f32, programs=1)
+        z = pt.ones((32,), pt.f32)
+        with pytest.raises(LaunchError) as caught:
+            post_once(z.partition(8), box).sync()
+        assert str(caught.value) == (
+            "post_once: the grid has 4 programs, but the mailbox box was made for 1; "
+            "make it with programs=4, or launch fewer programs"
+        )

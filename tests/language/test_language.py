@@ -131,7 +131,7 @@ def test_a_signature_is_read():
 def test_annotations_may_be_text():
     width = i64
 
-    def kernel(z: "T.Exclusive", n: "width", N: "T.Const[int]" = 3):  # noqa: F821
+    def kernel(z: "T.Exclusive", n: "width", N: "T.Const[int]" = 3):
         return width
 
     assert [p.role for p in read_signature(kernel)] == [Role.EXCLUSIVE, Role.SCALAR, Role.CONST]
@@ -164,7 +164,7 @@ def test_a_foreign_annotation_is_refused():
 
 
 def test_an_annotation_that_means_nothing_is_refused():
-    def kernel(z: "T.Exclusiv"):  # noqa: F821
+    def kernel(z: "T.Exclusiv"):
         pass
 
     assert signature_error(kernel) == (
@@ -184,9 +184,7 @@ def test_a_default_of_a_tensor_is_refused():
     def kernel(x: T.Shared = None):
         pass
 
-    assert signature_error(kernel) == (
-        "parameter `x`: only scalars and constants have defaults, got None for T.Shared"
-    )
+    assert signature_error(kernel) == ("parameter `x`: only scalars and constants have defaults, got None for T.Shared")
 
 
 def test_a_pointer_needs_an_unsafe_kernel():

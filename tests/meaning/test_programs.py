@@ -374,12 +374,13 @@ def test_prints_say_who_printed() -> None:
         ("%x: view<f32, 1, read>", [np.zeros(2)], "x: expected an array of f32 of rank 1, got float64 of rank 1"),
         ("%x: view<f32, 1, read>", [[1, 2]], "x: expected an array of f32 of rank 1, got list"),
         ("%x: symmetric<f32, 1, read>", [PerRank([])], "x: expected one array for each of 1 ranks, got 0"),
+        ("%p: ptr<f32>", [np.zeros(4, np.float32)[::2]], "pointer: expected a contiguous array, got strides (8,)"),
         ("%s: signal", [3], "s: expected a mapping from field to arrays for signal, got int"),
     ],
 )
 def test_wrong_arguments(params: str, args, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        run(params, "", args)
+        run(params, "", args, flags=" unsafe")
     assert str(caught.value) == message
 
 

@@ -1,4 +1,5 @@
 """The mailbox rules B1 to B7: what keeps them compiles, each way to break one is refused with its line."""
+# ruff: noqa: E501 (tables: one message, one line)
 
 import pytest
 from tests.frontend.helpers import build, error, underlined
@@ -7,7 +8,6 @@ import peertile.language as T
 from peertile.errors import CompileError
 from peertile.ir.text import parse_kernel
 from peertile.passes.mailbox_rules import check_mailbox_rules
-
 
 
 def exchange(box, t):
@@ -591,5 +591,3 @@ STEERING = [
 @pytest.mark.parametrize(("kernel", "expected"), STEERING, ids=[s[0].__name__ for s in STEERING])
 def test_parameters_that_steer_the_rounds_are_found(kernel, expected):
     assert build(kernel).facts["steering"] == expected
-
-

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from peertile.source import Loc
 
-__all__ = ["Binary", "Place"]
+__all__ = ["Binary", "Compiled", "LaunchCheck", "Place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,32 @@ class Binary:
         return Binary(
             head["target"], head["entry"], payload, head["scratch_bytes"], head["waits"], places, head["n_slots"]
         )
+
+
+class LaunchCheck(NamedTuple):
+    """num_tiles(lhs, lhs_axis, lhs_size) <= num_tiles(rhs, rhs_axis, rhs_size), by index of the run-time
+    parameter; the launcher verifies it against the actual extents."""
+
+    description: str
+    lhs: int
+    lhs_axis: int
+    lhs_size: int
+    rhs: int
+    rhs_axis: int
+    rhs_size: int
+
+
+class Compiled(NamedTuple):
+    """A binary with what a launch has to know beside it, and how to show its stages."""
+
+    binary: Binary
+    has_mailbox: bool
+    steering: frozenset[str] | None
+    """Parameters that mailbox rounds depend on; None: any may."""
+    checks: tuple[LaunchCheck, ...]
+    bounds: dict[str, int]
+    """Accesses by how they are known to be in bounds: proven, launch, kernel."""
+    stages: Callable[[], dict[str, str]]
 
 
 _LocList = list[Any] | None

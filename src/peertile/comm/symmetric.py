@@ -385,12 +385,12 @@ class _Channel:
         self._own.append(tensor)
         return (tensor.address, *tensor.shape, *tensor.strides)
 
-    def _finish(self, kind: Any, words: tuple[int, ...]) -> None:
+    def _finish(self, kind: Any, words: tuple[int, ...], max_programs: int | None = None) -> None:
         heap = self.heap
         uses = tuple(
             Use(s, 0, s.nbytes, writes=True, channel=True) for s in [*self._shared, *(t.storage for t in self._own)]
         )
-        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group)
+        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs)
         heap._channels.append(self)
         # Words must be zero on every rank before a peer's first store can arrive.
         heap.group.barrier(f"SymmetricHeap.{type(self).__name__.lower()}")
@@ -435,7 +435,7 @@ class Barrier(_Channel):
         super().__init__(heap)
         self.programs = programs
         words = self._words("barrier words", (programs, heap.group.size))
-        self._finish(BarrierType(), (*words, *self._own_words((programs, 1))))
+        self._finish(BarrierType(), (*words, *self._own_words((programs, 1))), programs)
 
 
 class Mailbox(_Channel):
@@ -467,4 +467,4 @@ class Mailbox(_Channel):
         words += self._words("mailbox signatures", (programs * depth, n))
         if self.acknowledged:
             words += self._words("mailbox acknowledgements", (programs, n))
-        self._finish(MailboxType(dtype, tile_shape, depth, self.acknowledged), words)
+        self._finish(MailboxType(dtype, tile_shape, depth, self.acknowledged), words, programs)

@@ -12,6 +12,8 @@ from types import FunctionType
 from typing import Any
 
 from peertile.errors import CompileError
+from peertile.frontend.convert import shape_arg
+from peertile.frontend.impl_tiles import known_tuple
 from peertile.frontend.merge import RETURN, RETURNED, merge
 from peertile.frontend.parse import ParsedFunction, assigned_names, parse_function
 from peertile.frontend.registry import bind_arguments
@@ -82,7 +84,7 @@ def build_kernel(
     body = Block([param_types[n] for n in names], names)
     b = Build(body, name=title, unsafe=unsafe, grid_rank=grid_rank, groups=groups)
     b.run_block, b.inline = run_block, _inline
-    function = Function(fn, parsed, {}, assigned_names(parsed.node.body), body, is_kernel=True)
+    function = Function(fn, parsed, {}, assigned_names(parsed.node), body, is_kernel=True)
     b.functions.append(function)
     b.builder.loc = loc
     for n, value in zip(names, body.args, strict=True):
@@ -128,6 +130,7 @@ def _handle(b: Build, name: str, value: Value) -> Abstract:
             return View(name, value)
         case ViewType(partition=partition) as t:
             assert partition is not None
+            shape_arg(b, known_tuple(partition.tile_shape), f"parameter `{name}`: tile of the partition")
             if partition.persistent:
                 return Exclusive(name, value, ())
             # At the entry, so that every path sees it; taken out again where nobody asks.
@@ -144,7 +147,8 @@ def _handle(b: Build, name: str, value: Value) -> Abstract:
             return Counter(name, value)
         case BarrierType():
             return Barrier(name, value)
-        case MailboxType():
+        case MailboxType() as t:
+            shape_arg(b, known_tuple(t.tile_shape), f"parameter `{name}`: tile of the mailbox")
             return Mailbox(name, value)
         case PointerType():
             if not b.unsafe:
@@ -181,11 +185,15 @@ def _inline(b: Build, fn: FunctionType, args: list[Abstract], kwargs: dict[str, 
             bound[p.name] = lift(b, p.default, f"default of `{p.name}` of `{fn.__name__}`")
     block = b.builder.block
     mark = block.ops[-1] if block.ops else None
+    call_site = fn.__code__, here
+    if call_site in b.needs_loop:
+        return _run_helper(b, fn, parsed, bound, wrapped=True)
     try:
         return _run_helper(b, fn, parsed, bound, wrapped=False)
     except NeedsLoop as needs:
         if needs.function.fn is not fn:
             raise
+    b.needs_loop.add(call_site)
     # Compiled again from where it began: nothing but ops of this block has been changed.
     keep = next((k + 1 for k, op in enumerate(block.ops) if op is mark), 0)
     del block.ops[keep:]
@@ -199,7 +207,7 @@ def _run_helper(
     body = parsed.node.body
     entry = Block() if wrapped else b.builder.block
     env = {name: Binding(value, here) for name, value in bound.items()}
-    function = Function(fn, parsed, env, assigned_names(body), entry, inlined_at=here, wrapped=wrapped)
+    function = Function(fn, parsed, env, assigned_names(parsed.node), entry, inlined_at=here, wrapped=wrapped)
     b.functions.append(function)
     try:
         if wrapped:

@@ -1,15 +1,15 @@
-"""Words on views of memory: exclusive, shared and peer tiles, single words, waits, put and get."""
+"""Words on views of memory: tiles of exclusive, shared and peer parameters. Single words are in `impl_words.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import peertile.language as T
-from peertile.frontend.convert import broadcast_to, constant, index_scalar, shape_arg, to_dtype
+from peertile.frontend.convert import broadcast_to, constant, index_scalar, shape_arg
 from peertile.frontend.groups import check_range, num_ranks_of, rank_of
 from peertile.frontend.impl_tiles import enum_arg, known_tuple
-from peertile.frontend.operators import compare_tiles
+from peertile.frontend.orders import order_arg, scope_of_atomic
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
 from peertile.frontend.values import (
@@ -27,11 +27,11 @@ from peertile.frontend.values import (
 )
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.ops import Compare, Padding
-from peertile.ir.types import INDEX, Space, SymmetricType, TileType, ViewType
-from peertile.memory_model import Cmp, Order, Rmw, Scope
+from peertile.ir.ops import Padding
+from peertile.ir.types import INDEX, SymmetricType, TileType, ViewType
+from peertile.memory_model import Order, Rmw
 
-__all__ = ["num_tiles"]
+__all__ = ["atomic_rmw", "index_args", "load_tile", "num_tiles", "peer_view", "store_tile", "writable"]
 
 _PADDING: Final = "a T.Padding, such as T.Padding.NEG_INF"
 
@@ -53,7 +53,7 @@ def _padding(b: Build, value: Abstract, dtype: T.DType, role: str) -> Padding:
     return padding
 
 
-def _index(b: Build, value: Abstract, rank: int, role: str, what: str = "a tile index") -> list[Value]:
+def index_args(b: Build, value: Abstract, rank: int, role: str, what: str = "a tile index") -> list[Value]:
     """One i64 per axis; an int alone is the index of a view of one axis."""
     items = value.items if isinstance(value, Tup) else (value,)
     if len(items) != rank:
@@ -207,11 +207,11 @@ def _shape_for(b: Build, value: Abstract, rank: int, role: str) -> tuple[int, ..
 
 
 @implements(T.Shared.load)
-def _view_load(b: Build, self: Abstract, index: Abstract, shape: Abstract, padding: Abstract) -> Abstract:
+def load_tile(b: Build, self: Abstract, index: Abstract, shape: Abstract, padding: Abstract) -> Abstract:
     view = _view(self)
     role = f"load from `{view.name}`"
     extents = _shape_for(b, shape, view.type.rank, role)
-    indices = _index(b, index, view.type.rank, role)
+    indices = index_args(b, index, view.type.rank, role)
     return _load(b, view.value, indices, extents, _padding(b, padding, view.type.dtype, role))
 
 
@@ -240,7 +240,7 @@ def _view_num_tiles(b: Build, self: Abstract, shape: Abstract) -> Abstract:
     return Tup(tuple(map(Tile, num_tiles(b, view.value, extents))))
 
 
-def _writable(b: Build, view: View, what: str) -> None:
+def writable(b: Build, view: View, what: str) -> None:
     if not view.type.writable:
         if view.peer:
             b.fail(f"{what} `{view.name}`: expected T.Peer, which reads and writes, got T.Peer[T.read]")
@@ -248,16 +248,16 @@ def _writable(b: Build, view: View, what: str) -> None:
 
 
 @implements(T.View.store)
-def _view_store(b: Build, self: Abstract, index: Abstract, tile: Abstract) -> Abstract:
+def store_tile(b: Build, self: Abstract, index: Abstract, tile: Abstract) -> Abstract:
     view = _view(self)
-    _writable(b, view, "store to")
+    writable(b, view, "store to")
     value = _tile_to_store(b, tile, view.type, None, view.name)
-    indices = _index(b, index, view.type.rank, f"store to `{view.name}`")
+    indices = index_args(b, index, view.type.rank, f"store to `{view.name}`")
     b.builder.emit(ops.Store, (view.value, value, *indices))
     return NONE
 
 
-def _atomic_rmw(b: Build, rmw: Rmw, dtype: T.DType, role: str) -> Rmw:
+def atomic_rmw(b: Build, rmw: Rmw, dtype: T.DType, role: str) -> Rmw:
     """The kind of read-modify-write for a dtype; an addition of floats is ADDF."""
     if dtype.is_bool or (dtype.is_float and dtype.bits == 8):
         b.fail(f"{role}: {dtype.name} has no atomics; use i32 or f32")
@@ -283,10 +283,10 @@ def _view_atomic(
 ) -> Abstract:
     view = _view(self)
     role = f"atomic on `{view.name}`"
-    _writable(b, view, "atomic on")
-    kind = _atomic_rmw(b, enum_arg(b, rmw, Rmw, f"{role}: rmw", "a T.Rmw, such as T.Rmw.MAX"), view.type.dtype, role)
+    writable(b, view, "atomic on")
+    kind = atomic_rmw(b, enum_arg(b, rmw, Rmw, f"{role}: rmw", "a T.Rmw, such as T.Rmw.MAX"), view.type.dtype, role)
     value = _tile_to_store(b, tile, view.type, None, view.name)
-    indices = _index(b, index, view.type.rank, role)
+    indices = index_args(b, index, view.type.rank, role)
     o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
     s = scope_of_atomic(b, scope, view.type.space, role)
     b.builder.emit(ops.TileAtomic, (view.value, value, *indices), rmw=kind, order=o, scope=s)
@@ -338,267 +338,3 @@ def _peer_dtype(b: Build, self: Abstract) -> Abstract:
 @implements(T.Peer.ndim)
 def _peer_ndim(b: Build, self: Abstract) -> Abstract:
     return Known(_peer(self).type.rank)
-
-
-# ---------------------------------------------------------------- orders and scopes
-
-
-def order_arg(b: Build, value: Abstract, role: str, allowed: tuple[Order, ...]) -> Order:
-    """A memory order out of those that an operation has."""
-    order = enum_arg(b, value, Order, f"{role}: order", "a memory order, such as T.acquire")
-    assert isinstance(order, Order)
-    if order not in allowed:
-        names = ", ".join(f"T.{o.value}" for o in allowed)
-        b.fail(f"{role}: order: expected one of {names}, got T.{order.value}")
-    return order
-
-
-def scope_arg(b: Build, value: Abstract, role: str) -> Scope | None:
-    """A scope, or None where none was given."""
-    if value == NONE:
-        return None
-    scope = enum_arg(b, value, Scope, f"{role}: scope", "T.program, T.device or T.system")
-    assert isinstance(scope, Scope)
-    return scope
-
-
-def scope_of_atomic(b: Build, value: Abstract, space: Space, role: str) -> Scope:
-    """The scope of a read-modify-write: on peer memory always system, with a note where less was asked."""
-    scope = scope_arg(b, value, role)
-    if space is not Space.PEER:
-        return scope or Scope.DEVICE
-    if scope not in (None, Scope.SYSTEM):
-        where = f"{b.here}: " if b.here is not None else ""
-        b.notes[f"{where}{role}: scope {scope.value} widened to system, as every atomic on peer memory"] = None
-    return Scope.SYSTEM
-
-
-def _scope_of_access(b: Build, value: Abstract, space: Space, order: Order, role: str) -> Scope | None:
-    """The scope of a load, store or wait: none when weak, system on peers and nothing less."""
-    scope = scope_arg(b, value, role)
-    if order is Order.WEAK:
-        if scope is not None:
-            b.fail(f"{role}: scope: a weak access takes none, got T.{scope.value}; drop it, or give an order")
-        return None
-    if space is Space.PEER:
-        if scope not in (None, Scope.SYSTEM):
-            b.fail(
-                f"{role}: scope: expected T.system on peer memory, got T.{scope.value}; "
-                "other ranks would not be bound to see it"
-            )
-        return Scope.SYSTEM
-    return scope or Scope.DEVICE
-
-
-# ---------------------------------------------------------------- words
-
-
-def _word_view(b: Build, word: Abstract, rank: Abstract, role: str) -> View:
-    if isinstance(word, Peer):
-        r = rank_of(b, word.value) if rank == NONE else index_scalar(b, rank, f"{role}: rank")
-        return peer_view(b, word, r)
-    if rank != NONE:
-        b.fail(f"{role}: rank: expected a T.Peer parameter with it, got {describe(word)}; drop rank=")
-    if isinstance(word, ExclusiveTile):
-        b.fail(f"{role}: expected a view that other agents see, got {describe(word)}; use a T.Peer parameter for words")
-    if not isinstance(word, View):
-        b.fail(f"{role}: word: expected a T.Peer parameter or a view of one, got {describe(word)}")
-    return word
-
-
-def _word_index(b: Build, view: View, index: Abstract, role: str) -> list[Value]:
-    """Element indices, zeros by default, each checked against its extent."""
-    rank = view.type.rank
-    if index == NONE:
-        index = Tup(tuple(Known(0) for _ in range(rank)))
-    indices = _index(b, index, rank, role, "an element index")
-    for k, v in enumerate(indices):
-
-        def extent(axis: int = k) -> Value:
-            return b.builder.value(ops.Extent, (view.value,), INDEX, axis=axis)
-
-        check_range(b, v, extent, f"{role}: element index {k} of `{view.name}` out of range", constants=False)
-    return indices
-
-
-def _atomic_dtype(b: Build, view: View, role: str) -> None:
-    if view.type.dtype.bits not in (8, 16, 32, 64) and not view.type.dtype.is_bool:
-        b.fail(f"{role}: {view.type.dtype.name} cannot be accessed atomically")
-
-
-@implements(T.ld)
-def _ld(b: Build, word: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract) -> Abstract:
-    view = _word_view(b, word, rank, "T.ld")
-    o = order_arg(b, order, "T.ld", (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
-    s = _scope_of_access(b, scope, view.type.space, o, "T.ld")
-    indices = _word_index(b, view, index, "T.ld")
-    return Tile(b.builder.value(ops.WordLoad, (view.value, *indices), TileType(view.type.dtype), order=o, scope=s))
-
-
-@implements(T.st)
-def _st(
-    b: Build, word: Abstract, value: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract
-) -> Abstract:
-    view = _word_view(b, word, rank, "T.st")
-    _writable(b, view, "T.st to")
-    o = order_arg(b, order, "T.st", (Order.WEAK, Order.RELAXED, Order.RELEASE))
-    s = _scope_of_access(b, scope, view.type.space, o, "T.st")
-    element = _element(b, value, view, "T.st: value")
-    indices = _word_index(b, view, index, "T.st")
-    b.builder.emit(ops.WordStore, (view.value, element, *indices), order=o, scope=s)
-    return NONE
-
-
-def _element(b: Build, value: Abstract, view: View, role: str) -> Value:
-    element = to_dtype(b, value, view.type.dtype, role)
-    if element.type != TileType(view.type.dtype):
-        b.fail(f"{role}: expected a scalar {view.type.dtype.name}, got {element.type}")
-    return element
-
-
-@implements(T.atom_add)
-def _atom_add(
-    b: Build, word: Abstract, value: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract
-) -> Abstract:
-    return _word_rmw(b, "T.atom_add", word, Rmw.ADD, value, index, rank, order, scope)
-
-
-@implements(T.atom)
-def _atom(
-    b: Build,
-    word: Abstract,
-    rmw: Abstract,
-    value: Abstract,
-    index: Abstract,
-    rank: Abstract,
-    order: Abstract,
-    scope: Abstract,
-) -> Abstract:
-    kind = enum_arg(b, rmw, Rmw, "T.atom: rmw", "a T.Rmw, such as T.Rmw.MAX")
-    assert isinstance(kind, Rmw)
-    return _word_rmw(b, "T.atom", word, kind, value, index, rank, order, scope)
-
-
-def _word_rmw(
-    b: Build,
-    role: str,
-    word: Abstract,
-    rmw: Rmw,
-    value: Abstract,
-    index: Abstract,
-    rank: Abstract,
-    order: Abstract,
-    scope: Abstract,
-) -> Abstract:
-    view = _word_view(b, word, rank, role)
-    _writable(b, view, f"{role} on")
-    kind = _atomic_rmw(b, rmw, view.type.dtype, role)
-    o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
-    s = scope_of_atomic(b, scope, view.type.space, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
-    t = TileType(view.type.dtype)
-    return Tile(b.builder.value(ops.WordRmw, (view.value, element, *indices), t, rmw=kind, order=o, scope=s))
-
-
-def _wait(
-    b: Build,
-    role: str,
-    cmp: Cmp,
-    word: Abstract,
-    value: Abstract,
-    index: Abstract,
-    rank: Abstract,
-    order: Abstract,
-    scope: Abstract,
-) -> Abstract:
-    view = _word_view(b, word, rank, role)
-    d = view.type.dtype
-    if not d.is_int or d.bits < 32:
-        b.fail(f"{role}: expected words of i32, u32, i64 or u64, got {d.name} in `{view.name}`")
-    o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE))
-    s = _scope_of_access(b, scope, view.type.space, o, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
-    return Tile(
-        b.builder.value(
-            ops.Wait, (view.value, element, *indices), TileType(d), cmp=cmp, order=o, scope=s, what=view.name
-        )
-    )
-
-
-def _implements_wait(word_fn: Any, role: str, cmp: Cmp) -> None:
-    @implements(word_fn)
-    def emit(
-        b: Build, word: Abstract, value: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract
-    ) -> Abstract:
-        return _wait(b, role, cmp, word, value, index, rank, order, scope)
-
-
-for _word_fn, _role, _cmp in (
-    (T.wait_eq, "T.wait_eq", Cmp.EQ),
-    (T.wait_ne, "T.wait_ne", Cmp.NE),
-    (T.wait_ge, "T.wait_ge", Cmp.GE),
-    (T.wait_le, "T.wait_le", Cmp.LE),
-    (T.wait_gt, "T.wait_gt", Cmp.GT),
-    (T.wait_lt, "T.wait_lt", Cmp.LT),
-):
-    _implements_wait(_word_fn, _role, _cmp)
-
-
-@implements(T.test)
-def _test(
-    b: Build,
-    word: Abstract,
-    value: Abstract,
-    index: Abstract,
-    cmp: Abstract,
-    rank: Abstract,
-    order: Abstract,
-    scope: Abstract,
-) -> Abstract:
-    role = "T.test"
-    kind = enum_arg(b, cmp, Cmp, f"{role}: cmp", "a T.Cmp, such as T.Cmp.GE")
-    view = _word_view(b, word, rank, role)
-    o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE))
-    s = _scope_of_access(b, scope, view.type.space, o, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
-    t = TileType(view.type.dtype)
-    seen = Tile(b.builder.value(ops.WordLoad, (view.value, *indices), t, order=o, scope=s))
-    return compare_tiles(b, Compare[kind.name], seen, Tile(element), role)
-
-
-@implements(T.sync_system)
-def _sync_system(b: Build) -> Abstract:
-    b.builder.emit(ops.Fence, scope=Scope.SYSTEM)
-    return NONE
-
-
-@implements(T.sync_programs)
-def _sync_programs(b: Build) -> Abstract:
-    b.builder.emit(ops.SyncPrograms)
-    return NONE
-
-
-# ---------------------------------------------------------------- put and get
-
-
-def _tile_zero(index: Abstract, rank: int) -> Abstract:
-    return Tup(tuple(Known(0) for _ in range(rank))) if index == NONE else index
-
-
-@implements(T.put)
-def _put(b: Build, src: Abstract, dst: Abstract, index: Abstract, rank: Abstract) -> Abstract:
-    if not isinstance(src, Tile):
-        b.fail(f"T.put: src: expected a tile, got {describe(src)}; load it first")
-    if not isinstance(dst, Peer | View):
-        b.fail(f"T.put: dst: expected a T.Peer parameter or a view of one, got {describe(dst)}")
-    view = _word_view(b, dst, rank, "T.put")
-    return _view_store(b, view, _tile_zero(index, view.type.rank), src)
-
-
-@implements(T.get)
-def _get(b: Build, src: Abstract, shape: Abstract, index: Abstract, rank: Abstract, padding: Abstract) -> Abstract:
-    view = _word_view(b, src, rank, "T.get")
-    return _view_load(b, view, _tile_zero(index, view.type.rank), shape, padding)

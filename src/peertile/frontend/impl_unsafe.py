@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import peertile.language as T
 from peertile.frontend.convert import broadcast_to, to_dtype
-from peertile.frontend.impl_memory import order_arg, scope_arg
 from peertile.frontend.impl_tiles import enum_arg
+from peertile.frontend.orders import order_arg, scope_arg
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
 from peertile.frontend.values import NONE, Abstract, Pointer, Tile, Token, Tup, describe

@@ -105,9 +105,13 @@ class _Assigned(ast.NodeVisitor):
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
 
 
-def assigned_names(body: list[ast.stmt]) -> dict[str, int]:
-    """Names that `body` binds, in order, each with the line of its first binding."""
+@lru_cache(maxsize=1024)
+def assigned_names(node: ast.AST) -> dict[str, int]:
+    """Names that the statements in `node` bind, in order, each with the line of its first binding.
+
+    Of a function: of its body, not its own name. Not to be changed by the caller.
+    """
     visitor = _Assigned()
-    for stmt in body:
-        visitor.visit(stmt)
+    for child in ast.iter_child_nodes(node):
+        visitor.visit(child)
     return visitor.names

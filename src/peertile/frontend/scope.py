@@ -126,6 +126,11 @@ class Build:
         """Values that are a rank by construction; a `check` is left out for them."""
         self.captures: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
+        self.needs_loop: set[tuple[object, Loc | None]] = set()
+        """Calls, by code and place, whose helper returns from inside control flow. Remembered, since a call
+        is compiled again with whatever is around it, and trying both ways each time would double per level."""
+        self.returning: dict[ast.AST, bool] = {}
+        """Whether a loop's body contains a `return`, by its node."""
         self.adaptations = 0
         """How often a weak tile took the dtype of what it met; see `merge.Carried`."""
         self.run_block: Callable[[Build, list[ast.stmt]], Flow]

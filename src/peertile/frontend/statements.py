@@ -168,11 +168,14 @@ def _pass(b: Build, node: ast.Pass) -> Flow:
 # ---------------------------------------------------------------- loops
 
 
-def _names(b: Build, body: list[ast.stmt]) -> list[str]:
+def _names(b: Build, node: ast.For | ast.While) -> list[str]:
     """Names that a loop's body may bind, a helper's result on its way out included."""
-    names = list(assigned_names(body))
-    if b.function.wrapped and any(isinstance(n, ast.Return) for stmt in body for n in ast.walk(stmt)):
-        names.append(RETURNED)
+    names = list(assigned_names(node))
+    if b.function.wrapped:
+        if node not in b.returning:
+            b.returning[node] = any(isinstance(n, ast.Return) for n in ast.walk(node))
+        if b.returning[node]:
+            names.append(RETURNED)
     return names
 
 
@@ -195,6 +198,9 @@ def _after_loop(b: Build, flow: Flow) -> Flow:
         return flow
     if binding.value == Known(True):
         return _return_value(b, b.env[RETURN].value)
+    if RETURN not in b.env:
+        _not_returned(b)  # there is a return in the text, but no path reaches it
+        return flow
     assert isinstance(binding.value, Tile)
     flow = branch(b, binding.value.value, lambda: _return_value(b, b.env[RETURN].value), lambda: Flow.NEXT)
     _not_returned(b)
@@ -249,7 +255,7 @@ def _unrolled(b: Build, node: ast.For, items: list[Abstract]) -> Flow:
 
 def _targets(node: ast.For, message: str) -> dict[str, str]:
     """The loop's own variables, with what is said when one is read behind the loop."""
-    names = assigned_names([ast.Expr(node.target)])
+    names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)]
     return {name: message.format(name=name) for name in names}
 
 
@@ -273,7 +279,7 @@ def _counted(
         b,
         bounds,
         body,
-        assigned=_names(b, node.body),
+        assigned=_names(b, node),
         targets=_targets(node, message),
         kind=kind,
         box=box,
@@ -377,6 +383,8 @@ def _while(b: Build, node: ast.While) -> Flow:
         b.fail("unsupported in a kernel: else of a loop; keep a flag and test it behind the loop", node.orelse[0])
 
     def body() -> Flow:
+        if b.function.wrapped:
+            _not_returned(b)
         with b.locate(node.test):
             condition = truth(b, evaluate(b, node.test))
             if isinstance(condition, bool):
@@ -386,7 +394,7 @@ def _while(b: Build, node: ast.While) -> Flow:
                 branch(b, condition, lambda: Flow.NEXT, lambda: _leave(b, ops.Break))
         return _trip(b, node.body)
 
-    return _after_loop(b, endless_loop(b, body, assigned=_names(b, node.body)))
+    return _after_loop(b, endless_loop(b, body, assigned=_names(b, node)))
 
 
 def _leave(b: Build, op: type[ops.Break] | type[ops.Continue]) -> Flow:

@@ -94,17 +94,12 @@ from peertile.language.objects import (
     Barrier,
     Counter,
     CounterSlot,
-    Exclusive,
-    ExclusiveTile,
     Mailbox,
     Multicast,
-    Peer,
     Pointer,
     Round,
-    Shared,
     Signal,
     SignalSlot,
-    View,
 )
 from peertile.language.tiles import (
     Tile,
@@ -127,6 +122,7 @@ from peertile.language.tiles import (
     where,
     zeros,
 )
+from peertile.language.views import Exclusive, ExclusiveTile, Peer, Shared, View
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 weak: _Final = Order.WEAK

@@ -14,18 +14,8 @@ from typing import Any, Final
 from peertile.dtypes import DType, b1, f32, i64
 from peertile.errors import CompileError, UnsupportedError
 from peertile.ir.types import Access
-from peertile.language.objects import (
-    Barrier,
-    Counter,
-    Exclusive,
-    Mailbox,
-    Multicast,
-    Peer,
-    PeerAccess,
-    Pointer,
-    Shared,
-    Signal,
-)
+from peertile.language.objects import Barrier, Counter, Mailbox, Multicast, Pointer, Signal
+from peertile.language.views import Exclusive, Peer, PeerAccess, Shared
 from peertile.language.word import REQUIRED, KernelOnly
 from peertile.language.word import read_signature as read_parameters
 from peertile.source import Loc

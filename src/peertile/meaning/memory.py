@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from peertile.dtypes import DType
+from peertile.errors import ArgumentError
 from peertile.ir.core import Op
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, ViewType
 from peertile.meaning.faults import FaultKind, ProgramFault
@@ -179,6 +180,8 @@ class NumpyMemory:
     # -- pointers: real addresses, each checked to lie in storage that was handed over
 
     def address(self, storage: Array, type: PointerType) -> int:
+        if not storage.flags.c_contiguous:
+            raise ArgumentError(f"pointer: expected a contiguous array, got strides {storage.strides}")
         start = int(storage.ctypes.data)
         at = bisect_right(self.starts, start)
         if at == 0 or self.starts[at - 1] != start:

@@ -57,6 +57,8 @@ class Argument:
     extents: tuple[int, ...] = ()
     group: Any = None
     """The group whose ranks a kernel with this argument talks to; its abort word is polled."""
+    max_programs: int | None = None
+    """Largest grid that the object has rows for; None where the kernel checks its slots itself."""
 
 
 def pack_words(values: tuple[int, ...]) -> bytes:

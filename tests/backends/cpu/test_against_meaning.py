@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from tests.backends.cpu.util import INDEX, K, exclusive, run, shared
 
 from peertile.dtypes import f32, i8, i32, i64
 from peertile.ir import ops
@@ -14,7 +15,6 @@ from peertile.ir.ops import Binary, Compare, Fold, Unary
 from peertile.ir.types import TileType
 from peertile.ir.verify import verify
 from peertile.meaning import run_grid
-from tests.backends.cpu.util import INDEX, K, exclusive, run, shared
 
 SHAPES = [(16,), (64,), (4, 16), (16, 4), (1, 64), (8, 1), (16, 16), (2, 4, 8), (1, 1)]
 DTYPES = [i32, i32, i32, i8, i64, f32]
@@ -254,5 +254,3 @@ def test_random_kernels(block):
 def test_many_random_kernels(block):
     for seed in range(1000 + block * 50, 1050 + block * 50):
         check(seed)
-
-

@@ -5,15 +5,15 @@ import math
 
 import numpy as np
 import pytest
+from tests.backends.cpu.util import INDEX, K, Loaded, exclusive, run, shared
 
 from peertile.backends.cpu.compile import lower_to_text
 from peertile.backends.cpu.lower import DUMMY_BYTES
-from peertile.dtypes import b1, bf16, f16, f32, f64, f8e4m3, f8e5m2, i8, i32, i64, u8
+from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Fold, Padding, Unary
 from peertile.ir.types import TileType
 from peertile.memory_model import Order, Rmw, Scope
-from tests.backends.cpu.util import INDEX, K, Loaded, exclusive, run, shared
 
 RNG = np.random.default_rng(0)
 
@@ -30,30 +30,46 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-@pytest.mark.parametrize("n", [1, 15, 16, 63, 1000, 1023, 1024, 1025, 4096])
 @pytest.mark.parametrize("tile", [1, 4, 128, 1024])
-def test_copy_of_every_length(n, tile):
+def test_copy_of_every_length(tile):
     k = K(z=exclusive(f32, (tile,)), x=shared(f32, 1))
     i = k.tile_index(k.z)
     k.store(k.z, k.load(k.x, i, (tile,)), i)
-    x, z = random(n), np.full(n + 8, 7, np.float32)
-    run(k.done(), [z[:n], x], cdiv(n, tile))
-    assert (z[:n] == x).all() and (z[n:] == 7).all()
+    loaded = Loaded(k.done())
+    for n in (1, 15, 16, 63, 1000, 1023, 1024, 1025, 4096):
+        x, z = random(n), np.full(n + 8, 7, np.float32)
+        loaded.run([z[:n], x], cdiv(n, tile))
+        assert (z[:n] == x).all()
+        assert (z[n:] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [b1, i8, f16, f32, f64, i64], ids=str)
-@pytest.mark.parametrize("shape", [(5, 7), (64, 64), (33, 100), (1, 50), (50, 1)])
-@pytest.mark.parametrize("tile", [(1, 32), (8, 16), (16, 1), (4, 64)])
-def test_two_dimensional_tiles_clip_and_keep_what_is_outside(dtype, shape, tile):
+@pytest.mark.parametrize("tile", [(1, 32), (8, 16), (16, 1)])
+def test_two_dimensional_tiles_clip_and_keep_what_is_outside(dtype, tile):
     k = K(z=exclusive(dtype, tile), x=shared(dtype, 2))
     i = k.tile_index(k.z)
     k.store(k.z, k.load(k.x, i, tile), i)
-    x = random(shape, dtype)
-    big = random((shape[0] + 3, shape[1] + 5), dtype)
-    want = big.copy()
-    want[: shape[0], : shape[1]] = x
-    run(k.done(), [big[: shape[0], : shape[1]], x], cdiv(shape[0], tile[0]) * cdiv(shape[1], tile[1]))
-    assert (big == want).all()
+    loaded = Loaded(k.done())
+    for shape in [(5, 7), (64, 64), (33, 100), (1, 50), (50, 1)]:
+        x = random(shape, dtype)
+        big = random((shape[0] + 3, shape[1] + 5), dtype)
+        want = big.copy()
+        want[: shape[0], : shape[1]] = x
+        inner = big[: shape[0], : shape[1]]
+        loaded.run([inner, x], cdiv(shape[0], tile[0]) * cdiv(shape[1], tile[1]))
+        assert (big == want).all()
+
+
+def test_tile_0_of_an_empty_view_is_all_padding():
+    k = K(z=exclusive(f32, (4, 16)), x=shared(f32, 2, divisible=(16, 16)))
+    k.store(k.z, k.load(k.x, [0, 0], (4, 16), padding=Padding.INF), [0, 0])
+    loaded = Loaded(k.done())
+    for shape in [(0, 16), (16, 0), (0, 0)]:
+        z = np.zeros((4, 16), np.float32)
+        loaded.run([z, np.zeros(shape, np.float32)], 1)
+        assert (z == math.inf).all()
+    empty, full = np.zeros((0, 16), np.float32), np.ones((4, 16), np.float32)
+    loaded.run([empty, full], 1)
 
 
 @pytest.mark.parametrize("steps", [(1, 1), (2, 1), (1, 3), (-1, 2), (1, -1)])
@@ -64,7 +80,8 @@ def test_strides_of_any_sign(steps):
     x, z = random((40, 200)), np.zeros((90, 200), np.float32)
     xs, zs = x[:: steps[0], :: steps[1]][:13, :61], z[::2, ::3][:13, :61]
     run(k.done(), [zs, xs], 4)
-    assert (zs == xs).all() and np.count_nonzero(z) == 13 * 61
+    assert (zs == xs).all()
+    assert np.count_nonzero(z) == 13 * 61
 
 
 def test_zero_strides_repeat_an_element():
@@ -76,22 +93,24 @@ def test_zero_strides_repeat_an_element():
     assert (z == 3).all()
 
 
+PADDING = {
+    Padding.ZERO: 0.0, Padding.NEG_ZERO: -0.0, Padding.NAN: math.nan, Padding.INF: math.inf, Padding.NEG_INF: -math.inf,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [f16, bf16, f32, f64, f8e5m2], ids=str)
-@pytest.mark.parametrize("padding", list(Padding), ids=str)
-def test_padding_fills_what_is_outside(dtype, padding):
-    k = K(z=exclusive(dtype, (32,)), x=shared(dtype, 1))
-    k.store(k.z, k.load(k.x, [0], (32,), padding=padding), [0])
-    z = random(32, dtype)
+def test_padding_fills_what_is_outside(dtype):
+    k = K(x=shared(dtype, 1), **{p.value: exclusive(dtype, (32,)) for p in PADDING})
+    for p in PADDING:
+        k.store(k.p[p.value], k.load(k.x, [0], (32,), padding=p), [0])
+    out = [random(32, dtype) for _ in PADDING]
     x = random(20, dtype)
-    run(k.done(), [z, x])
-    want = {
-        Padding.ZERO: 0.0, Padding.NEG_ZERO: -0.0, Padding.NAN: math.nan, Padding.INF: math.inf,
-        Padding.NEG_INF: -math.inf,
-    }[padding]  # fmt: skip
-    assert (z[:20] == x).all()
-    tail = z[20:].astype(np.float64)
-    assert np.array_equal(tail, np.full(12, want), equal_nan=True)
-    assert (np.signbit(tail) == np.signbit(want)).all() or math.isnan(want)
+    run(k.done(), [x, *out])
+    for z, want in zip(out, PADDING.values(), strict=True):
+        tail = z[20:].astype(np.float64)
+        assert (z[:20] == x).all()
+        assert np.array_equal(tail, np.full(12, want), equal_nan=True)
+        assert (np.signbit(tail) == np.signbit(want)).all() or math.isnan(want)
 
 
 @pytest.mark.parametrize("swizzle", [1, 2, 4])
@@ -273,7 +292,8 @@ def test_a_load_sees_memory_as_it_was_before_a_later_store():
     z = random(128)
     want = z[:64] + 5
     run(k.done(), [z])
-    assert (z[:64] == 5).all() and (z[64:] == want).all()
+    assert (z[:64] == 5).all()
+    assert (z[64:] == want).all()
 
 
 def test_in_place_update_at_the_same_tile_needs_no_scratch():
@@ -366,10 +386,7 @@ def small(shape, dtype):
     return RNG.integers(-3 if dtype.is_signed else 0, 4, shape).astype(dtype.numpy)
 
 
-@pytest.mark.parametrize(("dtype", "acc"), MMA, ids=str)
-@pytest.mark.parametrize("mnk", [(16, 16, 16), (32, 64, 32), (1, 32, 64), (64, 8, 4), (8, 1, 16)])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_mma_of_every_type(dtype, acc, mnk, transposed):
+def check_mma(dtype, acc, mnk, transposed):
     m, n, kk = mnk
     a, b, c = small((m, kk), dtype), small((kk, n), dtype), small((m, n), acc)
     k = K("mma", z=exclusive(acc, (m, n)), a=shared(dtype, 2), bb=shared(dtype, 2), c=shared(acc, 2))
@@ -380,6 +397,20 @@ def test_mma_of_every_type(dtype, acc, mnk, transposed):
     run(k.done(), [z, a, b.T.copy() if transposed else b, c])
     want = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
     assert (z.astype(np.float64) == want).all()
+
+
+@pytest.mark.parametrize(("dtype", "acc"), MMA, ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_mma_of_every_type(dtype, acc, transposed):
+    check_mma(dtype, acc, (16, 32, 16), transposed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "acc"), MMA, ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_mma_of_every_type_and_odd_shapes(dtype, acc, transposed):
+    for mnk in [(16, 16, 16), (32, 64, 32), (1, 32, 64), (64, 8, 4), (8, 1, 16), (128, 64, 64)]:
+        check_mma(dtype, acc, mnk, transposed)
 
 
 def test_batched_mma():
@@ -436,19 +467,19 @@ def test_flash_attention_step_keeps_one_accumulator():
     q = k.load(k.q, [i[0], 0], (16, d))
 
     def body(t, carried):
-        acc, m, l = carried
+        acc, m, total = carried
         s = k.mma(q, k.permute(k.load(k.kk, [t, 0], (16, d)), (1, 0)), k.full(0.0, f32, (16, 16)))
         new = k.binary(Binary.MAX, m, k.reduce(Fold.MAX, s, 1))
         p = k.exp(k.sub(s, k.broadcast(k.reshape(new, (16, 1)), (16, 16))))
         alpha = k.exp(k.sub(m, new))
-        l = k.add(k.mul(l, alpha), k.reduce(Fold.ADD, p, 1))
+        total = k.add(k.mul(total, alpha), k.reduce(Fold.ADD, p, 1))
         acc = k.mul(acc, k.broadcast(k.reshape(alpha, (16, 1)), (16, d)))
         acc = k.mma(p, k.load(k.v, [t, 0], (16, d)), acc)
-        return [acc, new, l]
+        return [acc, new, total]
 
     inits = [k.full(0.0, f32, (16, d)), k.full(-1e30, f32, (16,)), k.full(0.0, f32, (16,))]
-    acc, _, l = k.loop(0, n // 16, inits, body)
-    k.store(k.z, k.binary(Binary.DIV, acc, k.broadcast(k.reshape(l, (16, 1)), (16, d))), i)
+    acc, _, total = k.loop(0, n // 16, inits, body)
+    k.store(k.z, k.binary(Binary.DIV, acc, k.broadcast(k.reshape(total, (16, 1)), (16, d))), i)
     q, kk, v, z = random((48, d)), random((n, d)), random((n, d)), np.zeros((48, d), np.float32)
     run(k.done(), [z, q, kk, v], 3)
     s = q @ kk.T

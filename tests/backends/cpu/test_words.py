@@ -4,6 +4,17 @@ import re
 
 import numpy as np
 import pytest
+from tests.backends.cpu.util import (
+    Context,
+    Executor,
+    K,
+    Loaded,
+    Symmetric,
+    device_view,
+    exclusive,
+    run,
+    shared,
+)
 
 from peertile.backends.cpu import jit
 from peertile.backends.cpu.compile import lower_to_text
@@ -26,7 +37,6 @@ from peertile.ir.types import (
     ViewType,
 )
 from peertile.memory_model import Cmp, Order, Rmw, Scope
-from tests.backends.cpu.util import Context, Executor, K, Loaded, Symmetric, device_view, exclusive, run, shared
 
 TOKEN = TokenType()
 
@@ -54,7 +64,13 @@ def word_rmw(k, rmw, view, value, *index, order=Order.ACQ_REL, scope=Scope.SYSTE
 
 def wait(k, view, expected, *index, cmp=Cmp.AT_LEAST, order=Order.ACQUIRE):
     return k.value(
-        ops.Wait, (view, expected, *index), TileType(view.type.dtype), cmp=cmp, order=order, scope=Scope.SYSTEM, what="w"
+        ops.Wait,
+        (view, expected, *index),
+        TileType(view.type.dtype),
+        cmp=cmp,
+        order=order,
+        scope=Scope.SYSTEM,
+        what="w",
     )
 
 
@@ -82,9 +98,10 @@ def test_integer_read_modify_write(dtype, rmw):
     old = word_rmw(k, rmw, k.w, k.v, k.const(1))
     k.store(k.p["old"], k.broadcast(old, (1,)), [0])
     bits = dtype.bits
+    loaded = Loaded(k.done())
     for a, b in [(5, 3), (dtype.max, 1), (dtype.min, dtype.max), (12, 10)]:
         w, o = np.array([0, a, 0], dtype.numpy), np.zeros(1, dtype.numpy)
-        run(k.done() if not k.block.terminator else k.kernel, [w, o, b])
+        loaded.run([w, o, b], 1)
         signed = lambda x: (x & (1 << bits) - 1) - (1 << bits) * (x >> (bits - 1) & 1)  # noqa: E731
         unsigned = lambda x: x & (1 << bits) - 1  # noqa: E731
         want = {
@@ -92,7 +109,9 @@ def test_integer_read_modify_write(dtype, rmw):
             Rmw.MIN: min(a, b, key=signed), Rmw.MAX: max(a, b, key=signed),
             Rmw.UMIN: min(a, b, key=unsigned), Rmw.UMAX: max(a, b, key=unsigned),
         }[rmw]  # fmt: skip
-        assert o[0] == a and unsigned(int(w[1])) == unsigned(want) and w[0] == w[2] == 0
+        assert o[0] == a
+        assert unsigned(int(w[1])) == unsigned(want)
+        assert w[0] == w[2] == 0
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32, f64], ids=str)
@@ -130,7 +149,8 @@ def test_peer_views_ranks_and_extents():
     arrays, z = [np.full(20, 1, np.float32) for _ in range(3)], np.zeros(12, np.int64)
     run(k.done(), [Symmetric(arrays, rank=1), z])
     for i, a in enumerate(arrays):
-        assert (a[:16] == 2 + i).all() and (a[16:] == 1).all()
+        assert (a[:16] == 2 + i).all()
+        assert (a[16:] == 1).all()
     assert z[::4].tolist() == [1, 3, 20]
 
 
@@ -143,7 +163,8 @@ def test_peer_views_are_not_promised_to_be_apart():
     k.store(a, old, [1])
     same = np.arange(32, dtype=np.float32)
     run(k.done(), [Symmetric([same, same])])
-    assert (same[:16] == 9).all() and (same[16:] == np.arange(16)).all()
+    assert (same[:16] == 9).all()
+    assert (same[16:] == np.arange(16)).all()
 
 
 def test_a_peer_load_is_done_before_a_fence_that_follows_it():
@@ -156,7 +177,8 @@ def test_a_peer_load_is_done_before_a_fence_that_follows_it():
     lines = text.splitlines()
     fence = next(i for i, line in enumerate(lines) if "fence acq_rel" in line)
     loads = [i for i, line in enumerate(lines) if "load <16 x float>" in line and "alias.scope" not in line]
-    assert loads and max(loads) < fence
+    assert loads
+    assert max(loads) < fence
 
 
 # ---------------------------------------------------------------- waiting programs
@@ -187,7 +209,8 @@ def test_a_grid_barrier_of_many_programs_on_one_thread():
     v = np.exp((np.arange(n) % 7).astype(np.float32))
     np.testing.assert_allclose(out, np.repeat(v + v[::-1], 16), rtol=1e-6)
     assert e.suspensions >= n - 1
-    assert e.promise == 64 and e.frame_size % 64 == 0
+    assert e.promise == 64
+    assert e.frame_size % 64 == 0
 
 
 @pytest.mark.parametrize("dtype", [i32, u32, i64, u64], ids=str)
@@ -237,7 +260,8 @@ def test_a_wait_describes_its_word():
     e._step = spy
     e.run()
     assert seen[0] == [w[2:, 1:].ctypes.data, 3, list(Cmp).index(Cmp.GE), 32 | 256, 0, 0, 0, 2]
-    assert loaded.binary.places[0].what == "w" and loaded.binary.places[0].kind == "wait"
+    assert loaded.binary.places[0].what == "w"
+    assert loaded.binary.places[0].kind == "wait"
 
 
 def test_two_ranks_pass_a_token_through_signals_of_each_other():
@@ -273,7 +297,8 @@ def test_two_ranks_pass_a_token_through_signals_of_each_other():
     a, b = 1.0, 2.0
     for _ in range(5):
         a, b = a + b, b + a
-    assert (z[0] == a).all() and (z[1] == b).all()
+    assert (z[0] == a).all()
+    assert (z[1] == b).all()
 
 
 def test_suspend_lets_other_programs_run():
@@ -296,7 +321,8 @@ def test_suspend_lets_other_programs_run():
     loaded = Loaded(k.done())
     e = Executor(loaded, [(loaded.block([w]), Context((2,)))])
     e.run()
-    assert w[0] == 5 and e.suspensions >= 1
+    assert w[0] == 5
+    assert e.suspensions >= 1
 
 
 def test_a_signal_object_gives_its_fields():
@@ -339,7 +365,8 @@ def test_orders_of_loads_and_waits(order, scope):
             ops.Wait, (k.w, k.const(0, u64), k.const(1)), TileType(u64), cmp=Cmp.GE, order=order, scope=scope, what=""
         )
         found = re.findall(r"load atomic i64, ptr \S+ (\w+), align 8", lower_to_text(k.done(), target))
-        assert len(found) == 2 and all(at_least(o, order) for o in found)
+        assert len(found) == 2
+        assert all(at_least(o, order) for o in found)
 
 
 @pytest.mark.parametrize("order", [Order.RELAXED, Order.RELEASE], ids=str)
@@ -367,7 +394,9 @@ def test_orders_of_read_modify_writes_of_words_and_tiles(order, dtype, shape):
         else:
             word_rmw(k, rmw, k.w, one, k.const(0), order=order)
         text = lower_to_text(k.done(), target)
-        pattern = r"cmpxchg ptr \S+ i\d+ \S+ i\d+ \S+ (\w+) \w+," if dtype.is_float else r"atomicrmw add .* (\w+), align"
+        pattern = (
+            r"cmpxchg ptr \S+ i\d+ \S+ i\d+ \S+ (\w+) \w+," if dtype.is_float else r"atomicrmw add .* (\w+), align"
+        )
         (found,) = re.findall(pattern, text)
         assert at_least(found, order)
 
@@ -380,8 +409,10 @@ def test_aarch64_code_has_the_instructions_of_the_orders():
     k.b.emit(ops.Fence, (), scope=Scope.SYSTEM)
     word_rmw(k, Rmw.ADD, k.w, k.const(1, u64), k.const(2))
     asm = jit.stages(lower_to_text(k.done(), AARCH64), AARCH64)["asm"]
-    assert "stlr" in asm and "dmb\tish" in asm
-    assert re.search(r"ldap?r", asm) and re.search(r"ldaxr|ldadd\w*al|__aarch64_ldadd8_acq_rel", asm)
+    assert "stlr" in asm
+    assert "dmb\tish" in asm
+    assert re.search(r"ldap?r", asm)
+    assert re.search(r"ldaxr|ldadd\w*al|__aarch64_ldadd8_acq_rel", asm)
 
 
 def test_stores_around_the_caches_are_fenced_before_a_release():
@@ -437,7 +468,8 @@ def test_pointer_stores_scatter_and_are_seen_by_views(order):
     k.store(k.z, k.add(before, k.load(k.x, [0], (16,))), [0])
     x, z = np.full(16, 100, np.float32), np.zeros(16, np.float32)
     run(k.done(), [x, z, x])
-    assert (x == np.arange(16)[::-1]).all() and (z == 100 + x).all()
+    assert (x == np.arange(16)[::-1]).all()
+    assert (z == 100 + x).all()
 
 
 def test_pointer_rmw_and_cas_of_scalars_and_tiles():
@@ -453,7 +485,9 @@ def test_pointer_rmw_and_cas_of_scalars_and_tiles():
     k.store(k.z, k.broadcast(cas.results[0], (8,)), [1])
     x, z = np.zeros(4, np.int32), np.zeros(16, np.int32)
     run(k.done(), [x, z])
-    assert x.tolist() == [50, 2, 2, 2] and z[:8].tolist() == [0, 1] * 4 and (z[8:] == 2).all()
+    assert x.tolist() == [50, 2, 2, 2]
+    assert z[:8].tolist() == [0, 1] * 4
+    assert (z[8:] == 2).all()
 
 
 def test_pointers_are_carried_around_loops():
@@ -507,9 +541,12 @@ def test_prints_that_do_not_fit_are_counted_and_not_written():
     loaded = Loaded(k.done())
     args, ctx = loaded.block([np.ones(64, np.float32)]), Context((3,))
     ctx.print[0] = 600
-    loaded.range(args.ctypes.data, ctx.raw.ctypes.data, 0, 3, np.zeros(loaded.binary.scratch_bytes, np.uint8).ctypes.data)
+    loaded.range(
+        args.ctypes.data, ctx.raw.ctypes.data, 0, 3, np.zeros(loaded.binary.scratch_bytes, np.uint8).ctypes.data
+    )
     assert ctx.print[1] == 3 * (16 + 256)
-    assert (ctx.print[2 + 2 * 34 :] == 0).all() and (ctx.print[2 : 2 + 2 * 34] != 0).any()
+    assert (ctx.print[2 + 2 * 34 :] == 0).all()
+    assert (ctx.print[2 : 2 + 2 * 34] != 0).any()
 
 
 def test_only_kernels_with_waits_are_coroutines():

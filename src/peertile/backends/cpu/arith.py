@@ -145,8 +145,8 @@ def _int_binary(f: Function, fn: Binary, dtype: DType, lanes: int, a: Batch, b: 
         extend = "sext" if signed else "zext"
         x, y = each(f, f"{extend} {t} {{}} to {wide}", a), each(f, f"{extend} {t} {{}} to {wide}", b)
         product = each(f, f"mul {wide} {{}}, {{}}", x, y)
-        amount = f"splat (i{dtype.bits * 2} {dtype.bits})" if lanes > 1 else str(dtype.bits)
-        high = each(f, f"lshr {wide} {{}}, {amount}", product)
+        by = f"splat (i{dtype.bits * 2} {dtype.bits})" if lanes > 1 else str(dtype.bits)
+        high = each(f, f"lshr {wide} {{}}, {by}", product)
         return each(f, f"trunc {wide} {{}} to {t}", high)
     # Division: no trap on 0 nor on min / -1; both are divided by 1 instead.
     is_zero = each(f, f"icmp eq {t} {{}}, {zero}", b)

@@ -6,11 +6,10 @@ Kernels that wait become a coroutine whose frame the driver gives; `E_start` run
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import replace
 
 from peertile.backends.binary import Binary
+from peertile.backends.cache import DiskCache, default_cache, key_of
 from peertile.backends.cpu import control, elementwise, jit, memory, mma, output, pointers, words
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric
 from peertile.backends.cpu.nodes import ScalarNode, View
@@ -25,6 +24,7 @@ __all__ = ["compile_kernel", "lower_to_text"]
 
 RULES = (control, elementwise, memory, mma, output, pointers, words)
 """Modules that register lowerings when they are imported."""
+_PLACEHOLDER = "peertile_entry"
 PROMISE_OFFSET = 64
 """Where the promise is in a coroutine frame: two pointers, then the alignment of the promise."""
 
@@ -89,7 +89,7 @@ def _bind(lo: Lowering, params: list[Value]) -> int:
     """Give every parameter its run-time form; the number of slots."""
     parameters = _Parameters(lo)
     for k, value in enumerate(params):
-        lo.set(value, parameters.read(value.type, f"parameter {k}"))
+        lo.define(value, parameters.read(value.type, f"parameter {k}"))
     return parameters.slot
 
 
@@ -180,7 +180,9 @@ define void @{entry}_start(ptr %args, ptr %ctx, i64 %program, ptr %scratch, ptr 
 
 def _lower(kernel: Kernel, target: CpuTarget, entry: str) -> tuple[Lowering, str, int]:
     lo, body, slots = (_waiting if kernel.waits else _plain)(kernel, target, entry)
-    attributes = f'nounwind "min-legal-vector-width"="{target.vector_bits}" "prefer-vector-width"="{target.vector_bits}"'
+    attributes = (
+        f'nounwind "min-legal-vector-width"="{target.vector_bits}" "prefer-vector-width"="{target.vector_bits}"'
+    )
     parts = [
         body,
         *lo.helpers.values(),
@@ -196,16 +198,21 @@ def lower_to_text(kernel: Kernel, target: CpuTarget | None = None, entry: str = 
     return _lower(kernel, target or host_target(), entry)[1]
 
 
-def compile_kernel(kernel: Kernel, target: CpuTarget | None = None) -> Binary:
-    """Code for an expanded, verified kernel. `Binary.text` has the stages "llvm" (as emitted); the optimised
-    module and the assembly are made on request by `jit.stages`."""
+def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, cache: DiskCache | None = None) -> Binary:
+    """Code for an expanded, verified kernel, from the cache if it holds it.
+
+    The key is the text that LLVM would get, which takes a millisecond to make: nothing of this backend can
+    change without changing it, and source places (which it lacks) are never stale. `Binary.text` has the stage
+    "llvm" (as emitted); the optimised module and the assembly are made on request by `jit.stages`.
+    """
     target = target or host_target()
-    placeholder = "peertile_entry"
-    lo, text, slots = _lower(kernel, target, placeholder)
-    digest = hashlib.sha256(f"{target.key}\n{text}".encode()).hexdigest()[:16]
+    cache = cache or default_cache()
+    lo, text, slots = _lower(kernel, target, _PLACEHOLDER)
+    key = key_of((text, target.key, jit.llvmlite_version(), jit.PASSES))
     name = re.sub(r"\W", "_", kernel.name)
-    entry = f"pt_{name}_{digest}"
-    text = text.replace(placeholder, entry)
-    payload = jit.compile_for(text, target)
-    binary = Binary("cpu", entry, payload, lo.scratch.size, kernel.waits, tuple(lo.places), slots)
-    return replace(binary, text={"llvm": text})
+    entry = f"pt_{name}_{key[:16]}"
+    text = text.replace(_PLACEHOLDER, entry)
+    payload = cache.get(key, lambda: jit.compile_for(text, target))
+    return Binary(
+        "cpu", entry, payload, lo.scratch.size, kernel.waits, tuple(lo.places), slots, text={"llvm": text}
+    )  # fmt: skip

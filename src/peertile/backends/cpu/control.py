@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from peertile.backends.cpu.lower import Lowering, buffers_below, lowers, reads_below
+from peertile.backends.cpu.lower import Lowering, lowers
 from peertile.backends.cpu.nodes import Buffer, BufferNode, Node, ScalarNode, View, resolve
+from peertile.backends.cpu.reads import buffers_below, reads_below
 from peertile.backends.cpu.text import LLVM, Block, Phi
 from peertile.dtypes import DType, u64
 from peertile.errors import InternalError
@@ -56,12 +57,12 @@ def bind(lo: Lowering, value: Value, found: list[str]) -> None:
     """Give `value` the registers that `registers` would have given."""
     t = value.type
     if isinstance(t, TileType | PointerType):
-        lo.set(value, ScalarNode(carried_dtype(t), (), found[0]))
+        lo.define(value, ScalarNode(carried_dtype(t), (), found[0]))
     elif isinstance(t, ViewType):
         extents, strides = tuple(found[1 : 1 + t.rank]), tuple(found[1 + t.rank :])
-        lo.set(value, View(t, found[0], extents, strides, "", found[0]))
+        lo.define(value, View(t, found[0], extents, strides, "", found[0]))
     else:
-        lo.set(value, None)
+        lo.define(value, None)
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +99,7 @@ class Join:
     def bind(self, lo: Lowering, values: Sequence[Value]) -> None:
         for value, phis, tile in zip(values, self.phis, self.tiles, strict=True):
             if tile is not None:
-                lo.set(value, BufferNode(tile.buffer, tile.dtype, tile.shape))
+                lo.define(value, BufferNode(tile.buffer, tile.dtype, tile.shape))
             else:
                 bind(lo, value, [p.name for p in phis])
 
@@ -217,7 +218,7 @@ def _for(lo: Lowering, op: ops.For) -> None:
     head.edge(start, source)
     exit_.edge(start, source)
     f.place(header)
-    lo.set(body.args[0], ScalarNode(t.dtype, (), index.name))
+    lo.define(body.args[0], ScalarNode(t.dtype, (), index.name))
     head.bind(lo, body.args[1:])
     lo.frames.append(LoopFrame(next_, exit_))
     lo.lower_block(body)
@@ -293,7 +294,8 @@ def _if(lo: Lowering, op: ops.If) -> None:
 
 def _if_tiles(lo: Lowering, op: ops.If) -> tuple[list[BufferNode | None], list[Buffer]]:
     """Scratch of the results: that of a value which an arm hands on unchanged and nobody reads later, if any."""
-    tiles, pinned = [], []
+    tiles: list[BufferNode | None] = []
+    pinned: list[Buffer] = []
     taken: set[Buffer] = set()
     yields = [b.terminator for b in op.blocks]
     for k, result in enumerate(op.results):

@@ -1,7 +1,8 @@
 """Casts as LLVM IR: every pair of dtypes, with the rounding and saturation that ops.Cast states.
 
-f64 and integers become floats narrower than f32 through f32, as the op says. Values come and go as batches (one per unrolled vector) in register form: bf16 and fp8 are integers. All
-functions emit breadth-first over the batch.
+f64 and integers become floats narrower than f32 through f32, as the op says. Values come and go as batches
+(one per unrolled vector) in register form: bf16 and fp8 are integers. Everything is emitted breadth-first
+over the batch.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from peertile.backends.cpu.lower import Lowering, Symmetric, lowers
 from peertile.backends.cpu.nodes import BufferNode, Cell, IotaNode, MapNode, Node, ScalarNode, View, resolve
 from peertile.backends.cpu.text import LLVM, literal, vector
 from peertile.ir import ops
+from peertile.ir.core import Op
 from peertile.ir.ops import Binary, Unary
 from peertile.ir.types import TileType, ViewType
 
@@ -20,7 +21,7 @@ _PLAIN_BINARY = set(Binary) - {
 }  # fmt: skip
 
 
-def tile_type(op: ops.Op, k: int = 0) -> TileType:
+def tile_type(op: Op, k: int = 0) -> TileType:
     t = op.results[k].type
     assert isinstance(t, TileType)
     return t
@@ -28,17 +29,17 @@ def tile_type(op: ops.Op, k: int = 0) -> TileType:
 
 @lowers(ops.Const)
 def _const(lo: Lowering, op: ops.Const) -> None:
-    lo.set_scalar(op.result, literal(op.attrs["value"], tile_type(op).dtype))
+    lo.define_scalar(op.result, literal(op.attrs["value"], tile_type(op).dtype))
 
 
 @lowers(ops.ProgramId)
 def _program_id(lo: Lowering, op: ops.ProgramId) -> None:
-    lo.set_scalar(op.result, lo.program_index(op.attrs["axis"]))
+    lo.define_scalar(op.result, lo.program_index(op.attrs["axis"]))
 
 
 @lowers(ops.NumPrograms)
 def _num_programs(lo: Lowering, op: ops.NumPrograms) -> None:
-    lo.set_scalar(op.result, lo.grid(op.attrs["axis"]))
+    lo.define_scalar(op.result, lo.grid(op.attrs["axis"]))
 
 
 @lowers(ops.Rank, ops.NumRanks)
@@ -47,23 +48,25 @@ def _rank(lo: Lowering, op: ops.Rank) -> None:
     assert isinstance(symmetric, Symmetric)
     word = 0 if type(op) is ops.Rank else 1
     address = lo.f.value(f"getelementptr inbounds i64, ptr {symmetric.table}, i64 {word}")
-    lo.set_scalar(op.result, lo.f.value(f"load i64, ptr {address}, align 8"))
+    lo.define_scalar(op.result, lo.f.value(f"load i64, ptr {address}, align 8"))
 
 
 @lowers(ops.Extent)
 def _extent(lo: Lowering, op: ops.Extent) -> None:
-    lo.set_scalar(op.result, lo.values[op.operands[0]].extents[op.attrs["axis"]])
+    lo.define_scalar(op.result, lo.values[op.operands[0]].extents[op.attrs["axis"]])
 
 
 def num_tiles(lo: Lowering, extent: str, size: int) -> str:
     more = lo.f.value(f"add nuw nsw i64 {extent}, {size - 1}")
-    return lo.f.value(f"lshr i64 {more}, {size.bit_length() - 1}" if size & (size - 1) == 0 else f"udiv i64 {more}, {size}")
+    return lo.f.value(
+        f"lshr i64 {more}, {size.bit_length() - 1}" if size & (size - 1) == 0 else f"udiv i64 {more}, {size}"
+    )
 
 
 @lowers(ops.NumTiles)
 def _num_tiles(lo: Lowering, op: ops.NumTiles) -> None:
     extent = lo.values[op.operands[0]].extents[op.attrs["axis"]]
-    lo.set_scalar(op.result, num_tiles(lo, extent, op.attrs["size"]))
+    lo.define_scalar(op.result, num_tiles(lo, extent, op.attrs["size"]))
 
 
 @lowers(ops.TileIndex)
@@ -71,7 +74,8 @@ def _tile_index(lo: Lowering, op: ops.TileIndex) -> None:
     f = lo.f
     view = lo.values[op.operands[0]]
     assert isinstance(view, View)
-    assert isinstance(view.type, ViewType) and view.type.partition is not None
+    assert isinstance(view.type, ViewType)
+    assert view.type.partition is not None
     partition = view.type.partition
     counts = [num_tiles(lo, e, s) for e, s in zip(view.extents, partition.tile_shape, strict=True)]
     rest = lo.scalar(op.operands[1])
@@ -94,13 +98,13 @@ def _tile_index(lo: Lowering, op: ops.TileIndex) -> None:
         row = f.value(f"urem i64 {inside}, {rows}")
         found += [f.value(f"udiv i64 {inside}, {rows}"), f.value(f"add i64 {start}, {row}")]
     for result, register in zip(op.results, reversed(found), strict=True):
-        lo.set_scalar(result, register)
+        lo.define_scalar(result, register)
 
 
 @lowers(ops.Iota)
 def _iota(lo: Lowering, op: ops.Iota) -> None:
     t = tile_type(op)
-    lo.set(op.result, lo.new(IotaNode(t.dtype, t.shape)))
+    lo.define(op.result, lo.new(IotaNode(t.dtype, t.shape)))
 
 
 # ---------------------------------------------------------------- elementwise
@@ -114,7 +118,7 @@ def _unary(lo: Lowering, op: ops.UnaryOp) -> None:
         return arith.unary(lo.f, lo.library, fn, dtype, lanes, x[0])
 
     cost = 1 if fn in _PLAIN_UNARY else TRANSCENDENTAL
-    lo.set(op.result, lo.element(dtype, (lo.node(op.operands[0]),), cost, emit))
+    lo.define(op.result, lo.element(dtype, (lo.node(op.operands[0]),), cost, emit))
 
 
 @lowers(ops.BinaryOp)
@@ -126,7 +130,7 @@ def _binary(lo: Lowering, op: ops.BinaryOp) -> None:
 
     a, b = (lo.node(v) for v in op.operands)
     cost = 1 if fn in _PLAIN_BINARY else TRANSCENDENTAL
-    lo.set(op.result, lo.element(dtype, (a, b), cost, emit))
+    lo.define(op.result, lo.element(dtype, (a, b), cost, emit))
 
 
 @lowers(ops.CompareOp)
@@ -137,7 +141,7 @@ def _compare(lo: Lowering, op: ops.CompareOp) -> None:
     def emit(lanes: int, x: list[Batch]) -> Batch:
         return arith.compare(lo.f, fn, a.dtype, lanes, x[0], x[1])
 
-    lo.set(op.result, lo.element(tile_type(op).dtype, (a, b), 1, emit))
+    lo.define(op.result, lo.element(tile_type(op).dtype, (a, b), 1, emit))
 
 
 @lowers(ops.Select)
@@ -148,7 +152,7 @@ def _select(lo: Lowering, op: ops.Select) -> None:
         return arith.select(lo.f, dtype, lanes, x[0], x[1], x[2])
 
     c, a, b = (lo.node(v) for v in op.operands)
-    lo.set(op.result, lo.element(dtype, (c, a, b), 1, emit))
+    lo.define(op.result, lo.element(dtype, (c, a, b), 1, emit))
 
 
 @lowers(ops.Fma)
@@ -159,7 +163,7 @@ def _fma(lo: Lowering, op: ops.Fma) -> None:
         return arith.fma(lo.f, dtype, lanes, x[0], x[1], x[2])
 
     a, b, c = (lo.node(v) for v in op.operands)
-    lo.set(op.result, lo.element(dtype, (a, b, c), 1, emit))
+    lo.define(op.result, lo.element(dtype, (a, b, c), 1, emit))
 
 
 @lowers(ops.Cast)
@@ -171,7 +175,7 @@ def _cast(lo: Lowering, op: ops.Cast) -> None:
     def emit(lanes: int, batches: list[Batch]) -> Batch:
         return cast(lo.f, batches[0], source, dtype, lanes, rounding, saturate)
 
-    lo.set(op.result, lo.element(dtype, (x,), 1, emit))
+    lo.define(op.result, lo.element(dtype, (x,), 1, emit))
 
 
 @lowers(ops.Bitcast)
@@ -185,7 +189,7 @@ def _bitcast(lo: Lowering, op: ops.Bitcast) -> None:
             return batches[0]
         return each(lo.f, f"bitcast {vector(a, lanes)} {{}} to {vector(b, lanes)}", batches[0])
 
-    lo.set(op.result, lo.element(dtype, (x,), 0, emit))
+    lo.define(op.result, lo.element(dtype, (x,), 0, emit))
 
 
 # ---------------------------------------------------------------- shapes
@@ -221,13 +225,13 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 @lowers(ops.Broadcast)
 def _broadcast(lo: Lowering, op: ops.Broadcast) -> None:
-    lo.set(op.result, broadcast(lo, lo.node(op.operands[0]), tile_type(op).shape))
+    lo.define(op.result, broadcast(lo, lo.node(op.operands[0]), tile_type(op).shape))
 
 
 @lowers(ops.Reshape)
 def _reshape(lo: Lowering, op: ops.Reshape) -> None:
     node, shape = _ready(lo, lo.node(op.operands[0])), tile_type(op).shape
-    lo.set(op.result, reshape(lo, node, shape))
+    lo.define(op.result, reshape(lo, node, shape))
 
 
 def reshape(lo: Lowering, node: Node, shape: tuple[int, ...]) -> Node:
@@ -252,14 +256,14 @@ def _permute(lo: Lowering, op: ops.Permute) -> None:
     node, axes = _ready(lo, lo.node(op.operands[0])), op.attrs["axes"]
     shape = tile_type(op).shape
     if isinstance(node, ScalarNode):
-        lo.set(op.result, ScalarNode(node.dtype, shape, node.register))
+        lo.define(op.result, ScalarNode(node.dtype, shape, node.register))
     elif isinstance(node, BufferNode):
-        lo.set(op.result, BufferNode(node.buffer, node.dtype, shape, tuple(node.strides[k] for k in axes)))
+        lo.define(op.result, BufferNode(node.buffer, node.dtype, shape, tuple(node.strides[k] for k in axes)))
     else:
         inverse = [0] * len(axes)
         for k, axis in enumerate(axes):
             inverse[axis] = k
-        lo.set(op.result, lo.new(MapNode(node, shape, tuple(inverse))))
+        lo.define(op.result, lo.new(MapNode(node, shape, tuple(inverse))))
 
 
 # ---------------------------------------------------------------- reductions
@@ -270,9 +274,9 @@ def _reduce(lo: Lowering, op: ops.Reduce) -> None:
     node, axis = lo.node(op.operands[0]), op.attrs["axis"]
     t = tile_type(op)
     if node.shape[axis] == 1:
-        lo.set(op.result, reshape(lo, _ready(lo, node), t.shape))
+        lo.define(op.result, reshape(lo, _ready(lo, node), t.shape))
         return
     cell = Cell(t.dtype, t.shape)
     lo.new(cell)
     lo.add_sink(ReduceSink(node, op.attrs["fn"], axis, cell))
-    lo.set(op.result, cell)
+    lo.define(op.result, cell)

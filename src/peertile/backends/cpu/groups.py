@@ -235,8 +235,8 @@ class _Nest:
         whole: dict[tuple[str, ...], str] = {}
         bounds: dict[tuple[str, ...], str] = {}
         loads = {id(n): n for n in self.nodes if isinstance(n, LoadNode)}
-        for key, access in self.tiles.items():
-            view, node = access.view, loads.get(key)
+        for tile_key, access in self.tiles.items():
+            view, node = access.view, loads.get(tile_key)
             moving = self._moving_axis(access, node) if self.lanes > 1 else None
             if moving is not None and access.shape[moving] == 1:
                 moving = None

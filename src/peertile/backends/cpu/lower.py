@@ -17,6 +17,7 @@ from typing import Any, Final
 from peertile.backends.binary import Place
 from peertile.backends.cpu.evaluate import ORIGIN, Evaluator, Mode, TileAccess
 from peertile.backends.cpu.groups import Group, KeepSink, ReduceSink, Sink, StoreSink, emit_group, tile_access
+from peertile.backends.cpu.liveness import Liveness, ops_of
 from peertile.backends.cpu.mathlib import Library
 from peertile.backends.cpu.nodes import (
     CHEAP,
@@ -33,13 +34,14 @@ from peertile.backends.cpu.nodes import (
     resolve,
     walk,
 )
+from peertile.backends.cpu.reads import buffers_below, is_shared, loads_below, reads_below
 from peertile.backends.cpu.target import CpuTarget
 from peertile.backends.cpu.text import Function, mul
 from peertile.dtypes import DType
 from peertile.errors import InternalError
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Kernel, Op, Value
-from peertile.ir.types import Access, TileType, ViewType
+from peertile.ir.types import TileType, ViewType
 
 __all__ = ["LOWERINGS", "Lowering", "Symmetric", "lowers"]
 
@@ -119,49 +121,15 @@ class Lowering:
         self._context: dict[int, str] = {}
         self._scaled: dict[tuple[Block, str, int], str] = {}
         self.protected: set[Buffer] = set()
-        self._number(kernel)
+        liveness = Liveness(kernel)
+        self.at, self.end = liveness.at, liveness.end
+        self.uses, self.last_use = liveness.uses, liveness.last_use
+        self.now = 0
         self._loaded_views = {
             op.operands[0] for op in ops_of(kernel.body) if isinstance(op, ops.Load | ops.TileAtomic | ops.WordLoad)
         }
 
-    # ------------------------------------------------------------ liveness
-
-    def _number(self, kernel: Kernel) -> None:
-        self.at: dict[Op, int] = {}
-        self.end: dict[Op, int] = {}
-        self.uses: dict[Value, list[int]] = {}
-        self.last_use: dict[Value, int] = {}
-        self.now = 0
-        counter = 0
-
-        def number(block: Block) -> None:
-            nonlocal counter
-            for op in block.ops:
-                counter += 1
-                self.at[op] = counter
-                for inner in op.blocks:
-                    number(inner)
-                counter += 1
-                self.end[op] = counter
-
-        number(kernel.body)
-        for op in ops_of(kernel.body):
-            for value in op.operands:
-                self.uses.setdefault(value, []).append(self.at[op])
-                self.last_use[value] = max(self.last_use.get(value, 0), self._live_to(op, value))
-
-    def _live_to(self, op: Op, value: Value) -> int:
-        """Where a use by `op` keeps `value` alive: to the end of loops that the value is defined outside of."""
-        home = value.owner if isinstance(value.owner, Block) else value.owner.parent
-        position, block = self.at[op], op.parent
-        while block is not home and block is not None:
-            owner = block.parent
-            if owner is None:
-                break
-            if isinstance(owner, ops.For | ops.Loop):
-                position = self.end[owner]
-            block = owner.parent
-        return position
+    # ------------------------------------------------------------ values
 
     def live(self, after: int | None = None) -> Iterator[tuple[Value, Node]]:
         """Values that are virtual or in scratch and used at or after `after` (now, if None)."""
@@ -169,8 +137,6 @@ class Lowering:
         for value, node in list(self.values.items()):
             if isinstance(node, Node) and self.last_use.get(value, 0) >= bound:
                 yield value, resolve(node)
-
-    # ------------------------------------------------------------ values
 
     def new(self, node: Node) -> Node:
         node.block = self.block
@@ -183,10 +149,10 @@ class Lowering:
         assert isinstance(node, Node), value
         return resolve(node)
 
-    def set(self, value: Value, node: object) -> None:
+    def define(self, value: Value, node: object) -> None:
         self.values[value] = node
 
-    def set_scalar(self, value: Value, register: str) -> None:
+    def define_scalar(self, value: Value, register: str) -> None:
         t = value.type
         assert isinstance(t, TileType)
         self.values[value] = ScalarNode(t.dtype, t.shape, register)
@@ -587,7 +553,9 @@ class Lowering:
             self.now = self.at[op]
             rule = LOWERINGS.get(type(op))
             if rule is None:
-                raise InternalError(f"cpu backend: no lowering of {op.NAME}; known are {sorted(c.NAME for c in LOWERINGS)}")
+                raise InternalError(
+                    f"cpu backend: no lowering of {op.NAME}; known are {sorted(c.NAME for c in LOWERINGS)}"
+                )
             rule(self, op)
             self._fresh = []
             if self.f.current.terminated:
@@ -624,65 +592,3 @@ done:
   ret void
 }
 """
-
-
-def ops_of(block: Block) -> Iterator[Op]:
-    """Every op of a block and of the blocks below, outer before inner."""
-    for op in block.ops:
-        yield op
-        for inner in op.blocks:
-            yield from ops_of(inner)
-
-
-def is_shared(view: View) -> bool:
-    """Whether anything but the program's own stores may change what a load of `view` gives."""
-    return not (view.root and view.type.access is Access.READ)
-
-
-def loads_below(node: Node) -> list[tuple[LoadNode, bool]]:
-    """Loads that a node reads, each with whether it is read at the node's own position."""
-    return [(n, same) for n, same in _below(node) if isinstance(n, LoadNode)]
-
-
-def reads_below(node: Node) -> list[tuple[BufferNode, bool]]:
-    """Scratch that a node reads, as of `loads_below`."""
-    return [(n, same) for n, same in _below(node) if isinstance(n, BufferNode)]
-
-
-def _below(node: Node) -> list[tuple[Node, bool]]:
-    found: list[tuple[Node, bool]] = []
-    seen: set[tuple[int, bool]] = set()
-    stack = [(node, True)]
-    shape = node.shape
-    while stack:
-        n, same = stack.pop()
-        n = resolve(n)
-        if (id(n), same) in seen:
-            continue
-        seen.add((id(n), same))
-        if not n.children:
-            found.append((n, same and n.shape == shape))
-        inner = same and not (isinstance(n, MapNode) and not _keeps_position(n))
-        stack.extend((c, inner) for c in n.children)
-    return found
-
-
-def _keeps_position(node: MapNode) -> bool:
-    return node.child.shape == node.shape and node.axes == tuple(range(len(node.shape)))
-
-
-def buffers_below(node: Node, stop: set[int]) -> set[Buffer]:
-    """Scratch that a node reads, not looking below the nodes in `stop`."""
-    found: set[Buffer] = set()
-    seen: set[int] = set()
-    stack = [node]
-    while stack:
-        n = resolve(stack.pop())
-        if id(n) in seen or id(n) in stop:
-            continue
-        seen.add(id(n))
-        if isinstance(n, BufferNode):
-            found.add(n.buffer)
-        stack.extend(n.children)
-    return found
-

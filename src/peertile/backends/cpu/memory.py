@@ -26,14 +26,14 @@ def _peer_view(lo: Lowering, op: ops.PeerView) -> None:
     pointer = f.value(f"getelementptr i8, ptr {base}, i64 {symmetric.offset}")
     t = op.result.type
     view = View(t, pointer, symmetric.extents, symmetric.strides, "", (id(symmetric), rank))  # type: ignore[arg-type]
-    lo.set(op.result, view)
+    lo.define(op.result, view)
 
 
 @lowers(ops.Field)
 def _field(lo: Lowering, op: ops.Field) -> None:
     record = lo.values[op.operands[0]]
     assert isinstance(record, Record)
-    lo.set(op.result, record.fields[op.attrs["field"]])
+    lo.define(op.result, record.fields[op.attrs["field"]])
 
 
 def _origin(lo: Lowering, indices: list[Value], shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def _load(lo: Lowering, op: ops.Load) -> None:
     assert isinstance(t, TileType)
     origin = _origin(lo, op.operands[1:], t.shape)
     lo.before_load(view)
-    lo.set(op.result, lo.new(LoadNode(view, t.shape, origin, op.attrs["padding"])))
+    lo.define(op.result, lo.new(LoadNode(view, t.shape, origin, op.attrs["padding"])))
 
 
 @lowers(ops.Store)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from peertile.backends.cpu.evaluate import counted_loop
 from peertile.backends.cpu.groups import tile_access
-from peertile.backends.cpu.lower import Lowering, buffers_below, lowers
+from peertile.backends.cpu.lower import Lowering, lowers
 from peertile.backends.cpu.microkernel import plan_matmul
 from peertile.backends.cpu.nodes import BufferNode, Cell, LoadNode, MapNode, Node, resolve
+from peertile.backends.cpu.reads import buffers_below
 from peertile.backends.cpu.text import MEMORY, add
 from peertile.ir import ops
 from peertile.ir.core import Value
@@ -153,4 +154,4 @@ def _mma(lo: Lowering, op: ops.Mma) -> None:
         return []
 
     counted_loop(f, batches, 1, [], one)
-    lo.set(op.result, BufferNode(acc.buffer, acc.dtype, acc.shape))
+    lo.define(op.result, BufferNode(acc.buffer, acc.dtype, acc.shape))

@@ -25,7 +25,7 @@ from peertile.memory_model import Order
 
 @lowers(ops.NewToken, ops.JoinTokens)
 def _token(lo: Lowering, op: Op) -> None:
-    lo.set(op.result, None)
+    lo.define(op.result, None)
 
 
 @lowers(ops.PtrOffset)
@@ -44,19 +44,19 @@ def _offset(lo: Lowering, op: ops.PtrOffset) -> None:
         index = each(lo.f, f"mul {v} {{}}, {constant(size, i64, lanes)}", index)
         return each(lo.f, f"add {v} {{}}, {{}}", x[0], index)
 
-    lo.set(op.result, lo.element(u64, (pointers, offsets), 2, emit))
+    lo.define(op.result, lo.element(u64, (pointers, offsets), 2, emit))
 
 
 @lowers(ops.PtrBroadcast)
 def _broadcast(lo: Lowering, op: ops.PtrBroadcast) -> None:
     t = op.result.type
     assert isinstance(t, PointerType)
-    lo.set(op.result, broadcast(lo, lo.node(op.operands[0]), t.shape))
+    lo.define(op.result, broadcast(lo, lo.node(op.operands[0]), t.shape))
 
 
 @lowers(ops.Unicast)
 def _unicast(lo: Lowering, op: ops.Unicast) -> None:
-    lo.set(op.result, lo.node(op.operands[0]))
+    lo.define(op.result, lo.node(op.operands[0]))
 
 
 Access = Callable[[str, list[str]], str | None]
@@ -107,8 +107,8 @@ def _access(lo: Lowering, op: Op, operands: list[Value], dtype: DType, order: Or
     element_loop(lo, shape, element)
     if gives:
         node: Node = result if result is not None else ScalarNode(dtype, (), scalar_result[0])
-        lo.set(op.results[0], BufferNode(node.buffer, dtype, shape) if isinstance(node, BufferNode) else node)
-    lo.set(op.results[-1], None)
+        lo.define(op.results[0], BufferNode(node.buffer, dtype, shape) if isinstance(node, BufferNode) else node)
+    lo.define(op.results[-1], None)
 
 
 def _dtype(op: Op) -> DType:

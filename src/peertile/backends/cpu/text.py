@@ -204,12 +204,12 @@ def _bf16_bits(value: float) -> int:
     bits = struct.unpack("<Q", struct.pack("<d", value))[0]
     sign, magnitude = bits >> 63, abs(value)
     if magnitude == float("inf"):
-        return sign << 15 | 0x7F80
+        return int(sign << 15 | 0x7F80)
     # Round the double to 8 significant bits (fewer below 2^-126) by scaling to an integer: exact, so one rounding.
     exponent = max(_exponent(magnitude), -126)
     units = round(magnitude / 2.0 ** (exponent - 7))
     code = (exponent + 126 << 7) + units if magnitude else 0
-    return sign << 15 | min(code, 0x7F80)
+    return int(sign << 15 | min(code, 0x7F80))
 
 
 def _exponent(x: float) -> int:

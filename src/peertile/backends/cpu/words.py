@@ -40,7 +40,7 @@ def _word_load(lo: Lowering, op: ops.WordLoad) -> None:
     else:
         lo.order_point()
     address = address_of(lo, view, op.operands[1:])
-    lo.set_scalar(op.result, atomic_load(lo, view.type.dtype, address, order))
+    lo.define_scalar(op.result, atomic_load(lo, view.type.dtype, address, order))
 
 
 @lowers(ops.WordStore)
@@ -63,7 +63,7 @@ def _word_rmw(lo: Lowering, op: ops.WordRmw) -> None:
     lo.order_point()
     address = address_of(lo, view, op.operands[2:])
     old = atomic_rmw(lo, op.attrs["rmw"], view.type.dtype, address, value, op.attrs["order"])
-    lo.set_scalar(op.result, old)
+    lo.define_scalar(op.result, old)
 
 
 @lowers(ops.Fence)
@@ -78,7 +78,7 @@ def _launch_words(lo: Lowering, op: ops.LaunchWords) -> None:
     t = op.result.type
     assert isinstance(t, ViewType)
     pointer = lo.context_pointer(8)
-    lo.set(op.result, View(t, pointer, ("8",), ("1",), "", "launch words"))
+    lo.define(op.result, View(t, pointer, ("8",), ("1",), "", "launch words"))
 
 
 # ---------------------------------------------------------------- waits
@@ -142,7 +142,7 @@ def _wait(lo: Lowering, op: ops.Wait) -> None:
     suspend(lo, [bits, _as_i64(lo, dtype, expected), str(number), str(width), "0", str(place), "0", slot])
     left.add("0", f.br(look))
     f.place(done)
-    lo.set_scalar(op.result, value)
+    lo.define_scalar(op.result, value)
 
 
 @lowers(ops.Suspend)

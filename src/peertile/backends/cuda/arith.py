@@ -146,7 +146,8 @@ def _unary(e: Emitter, op: ops.UnaryOp) -> None:
     fn, dtype = op.attrs["fn"], tile_of(op.result).dtype
     x = e.variable(op.operands[0])
     if fn is Unary.NOT:
-        e.define(op.result, f"~{x}")
+        # Its own complement for a bool, all ones for integers: `~` of an unsigned tile depends on Triton's version.
+        e.define(op.result, f"{x} == 0" if dtype.is_bool else f"{x} ^ {-1 if dtype.is_signed else dtype.max}")
     elif fn is Unary.NEG:
         text = f"0 - {x}" if dtype.is_int else e.call("_flip_sign", x, BITS[dtype.bits], str(_sign(dtype)))
         e.define(op.result, text)

@@ -85,7 +85,12 @@ def _float_to_int(e: Emitter, x: str, src: DType, dst: DType, rounding: Rounding
 def _float_to_float(e: Emitter, x: str, src: DType, dst: DType, rounding: Rounding, saturate: bool) -> str:
     directed = rounding in _DIRECTION
     if dst.bits > src.bits:
-        return _to(_to(x, f32), dst) if src.bits == 8 else _to(x, dst)
+        wide = _to(x, f32) if src.bits == 8 else x
+        if not saturate:
+            return _to(wide, dst)
+        # Nothing finite can overflow, but an infinity saturates all the same.
+        clamped = e.call("_clamp_keep_nan", wide if dst.bits < 32 else _to(wide, dst), repr(LARGEST[dst.name]))
+        return _to(clamped, dst) if dst.bits < 32 else clamped
     if src.bits < 32:
         x, src = e.let_own("wide", _to(x, f32)), f32
     if saturate or dst.bits == 8:

@@ -33,8 +33,8 @@ from peertile.source import Loc
 __all__ = ["HIDDEN", "Emitted", "Parameter", "emit_kernel"]
 
 HIDDEN: Final = (
-    ("_grid0", "i64"), ("_grid1", "i64"), ("_grid2", "i64"), ("_abort", "*i32"), ("_fault", "*i64"), ("_timeout", "i64"),
-    ("_launch", "*u64"), ("_print", "*u64"),
+    ("_grid0", "i64"), ("_grid1", "i64"), ("_grid2", "i64"), ("_abort", "*i32"), ("_fault", "*i64"),
+    ("_timeout", "i64"), ("_launch", "*u64"), ("_print", "*u64"),
 )  # fmt: skip
 """What every kernel takes after its argument block: grid extents, address of the abort word (i32, never 0), address
 of the fault record, wait timeout in ns, address of the launch words (u64[8]), address of the print buffer or 0."""
@@ -233,7 +233,7 @@ def _assemble(e: Emitter, entry: str, parameters: list[Parameter], warps: int, s
     head += [f"    {p.name}," for p in parameters]
     head.append("):")
     lines = [*head, *e.w.lines]
-    locs: list[Loc | None] = [None] * len(head) + e.w.locs
+    locs: list[Loc | None] = [*(None for _ in head), *e.w.locs]
     return Emitted(
         source="\n".join(lines) + "\n",
         entry=entry,

@@ -1,13 +1,14 @@
-'''Functions that emitted kernels call: Triton source text, put into a file only where a kernel uses them.
+"""Functions that emitted kernels call: Triton source text, put into a file only where a kernel uses them.
 
 Each is written for any dtype: constants take the type of the tile beside them. The functions hold the exact rules
 of `ir.ops` where Triton's own operators differ (division, shifts, casts, NaN). PTX is in `ptx.py`.
-'''
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
 
 __all__ = ["FUNCTIONS", "closure"]
@@ -141,18 +142,18 @@ def _directed(wide, nearest, back, bits: tl.constexpr, sign: tl.constexpr, mode:
 
 def _dot_by_sum(a, b, acc):
     """For extents below those of the tensor cores."""
-    return acc + tl.sum(a.to(acc.dtype)[:, :, None] * b.to(acc.dtype)[None, :, :], axis=1)
+    return acc + tl.reduce(a.to(acc.dtype)[:, :, None] * b.to(acc.dtype)[None, :, :], 1, _add)
 
 def _dot_by_sum_batched(a, b, acc):
-    return acc + tl.sum(a.to(acc.dtype)[:, :, :, None] * b.to(acc.dtype)[:, None, :, :], axis=2)
+    return acc + tl.reduce(a.to(acc.dtype)[:, :, :, None] * b.to(acc.dtype)[:, None, :, :], 2, _add)
 
 def _dot_u8(a, b, acc, K: tl.constexpr):
     """Through signed bytes: (a - 128)(b - 128) is what the tensor cores multiply."""
     sa = (a ^ 128).to(tl.int8, bitcast=True)
     sb = (b ^ 128).to(tl.int8, bitcast=True)
     acc = tl.dot(sa, sb, acc, out_dtype=tl.int32)
-    rows = tl.sum(sa.to(tl.int32), axis=1)
-    columns = tl.sum(sb.to(tl.int32), axis=0)
+    rows = tl.reduce(sa.to(tl.int32), 1, _add)
+    columns = tl.reduce(sb.to(tl.int32), 0, _add)
     return acc + 128 * rows[:, None] + 128 * columns[None, :] + 16384 * K
 
 def _swizzled(inside, m, n, start, rows: tl.constexpr):
@@ -176,7 +177,7 @@ _CALL = re.compile(r"(?<![\w.])(_\w+)\b")
 
 def _register(source: str) -> None:
     starts = [m.start() for m in _HEAD.finditer(source)] + [len(source)]
-    for begin, end in zip(starts, starts[1:], strict=False):
+    for begin, end in pairwise(starts):
         text = source[begin:end].rstrip() + "\n"
         match = _HEAD.match(text)
         assert match is not None

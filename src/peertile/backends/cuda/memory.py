@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from peertile.backends.cuda import ptx
-from peertile.backends.cuda.spelling import MEMORY, REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
+from peertile.backends.cuda.spelling import REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
 from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Record, Symmetric, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.dtypes import DType
@@ -163,9 +163,7 @@ def _tile_atomic(e: Emitter, op: ops.TileAtomic) -> None:
         e.barrier()
 
 
-def native_rmw(
-    kind: Rmw, dtype: DType, pointers: str, value: str, mask: str | None, order: str, scope: Scope
-) -> str:
+def native_rmw(kind: Rmw, dtype: DType, pointers: str, value: str, mask: str | None, order: str, scope: Scope) -> str:
     """A call of one of Triton's atomics; the compared type carries the sign of min and max."""
     if kind in (Rmw.MIN, Rmw.MAX, Rmw.UMIN, Rmw.UMAX):
         signed = kind in (Rmw.MIN, Rmw.MAX)
@@ -204,9 +202,8 @@ def by_swap(
         flat = [f"tl.broadcast_to({x}, (1,))" for x in flat]
         active = f"tl.broadcast_to({active}, (1,))"
     spread = [e.let_own("flat", e.call("_lanes", x, str(rows), str(n))) for x in flat]
-    acts = e.let_own(
-        "acts", f"{e.call('_lanes', f'{active}.to(tl.int32)', str(rows), str(n))} * {e.call('_first_row', str(rows), str(n))}"
-    )
+    masked = e.call("_lanes", f"{active}.to(tl.int32)", str(rows), str(n))
+    acts = e.let_own("acts", f"{masked} * {e.call('_first_row', str(rows), str(n))}")
     call = e.call_ptx(function, *spread, acts)
     if not result:
         return call

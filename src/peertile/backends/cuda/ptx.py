@@ -315,7 +315,9 @@ def _narrow_loop(kind: Rmw, dtype: DType, scope: Scope, swap: str) -> str:
 # ---------------------------------------------------------------- waits and faults
 
 
-def _record(kind: str, got: str, limit: str, address: str, slot: str, program: str, place: str, fault: str) -> list[str]:
+def _record(
+    kind: str, got: str, limit: str, address: str, slot: str, program: str, place: str, fault: str
+) -> list[str]:
     """Claim the fault record (0 -> 1), fill it, complete it (2). The first fault of a launch wins."""
     return [
         f"atom.acquire.sys.global.cas.b64 claim, [{fault}], 0, 1;",
@@ -346,10 +348,7 @@ def check() -> Function:
         "mov.u32 thread, %tid.x;",
         "setp.ne.u32 skip, thread, 0;",
         f"@skip bra {done};",
-        *(
-            line.replace("{done}", done)
-            for line in _record("$3", "$6", "$7", "0", "0", "$4", "$5", "$2")
-        ),
+        *(line.replace("{done}", done) for line in _record("$3", "$6", "$7", "0", "0", "$4", "$5", "$2")),
         f"{done}:",
     )
     return _asm(
@@ -372,9 +371,7 @@ def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -
     bits = dtype.bits
     sign = "s" if dtype.is_signed else "u"
     name = f"_wait_{cmp.value}_{order.value}_{SCOPE[scope]}_{dtype.name}" + ("_value" if with_value else "")
-    done, again, look, fail, aborted = (
-        f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED")
-    )
+    done, again, look, fail, aborted = (f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED"))
     if cmp is Cmp.AT_LEAST:
         test = [f"sub.s{bits} seen, word, $3;", f"setp.ge.s{bits} ok, seen, 0;"]
     elif cmp in (Cmp.EQ, Cmp.NE):

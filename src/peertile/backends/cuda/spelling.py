@@ -108,7 +108,8 @@ def from_bits(pattern: int, dtype: DType, shape: tuple[int, ...] = ()) -> str:
 def padding_bits(padding: Padding, dtype: DType) -> int:
     """The bit pattern of what a load puts outside its view."""
     numbers = {
-        Padding.ZERO: 0.0, Padding.NEG_ZERO: -0.0, Padding.NAN: math.nan, Padding.INF: math.inf, Padding.NEG_INF: -math.inf
+        Padding.ZERO: 0.0, Padding.NEG_ZERO: -0.0, Padding.NAN: math.nan, Padding.INF: math.inf,
+        Padding.NEG_INF: -math.inf,
     }  # fmt: skip
     return bits_of(numbers[padding] if dtype.is_float else 0, dtype)
 

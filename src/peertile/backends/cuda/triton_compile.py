@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import io
 import os
@@ -27,7 +28,7 @@ from peertile.config import config
 from peertile.errors import CompileError, UnsupportedError
 from peertile.source import Loc
 
-__all__ = ["Compiled", "compile_source", "disassemble", "triton_version"]
+__all__ = ["Compiled", "compile_source", "disassemble", "loaded", "triton_version", "written"]
 
 MINIMUM = (3, 4)
 _PTXAS_LINE = re.compile(r"^ptxas (\S+), line (\d+); (.*)$", re.MULTILINE)
@@ -49,8 +50,9 @@ class Compiled:
 
 
 def _triton() -> Any:
+    # By name: type checkers need not have it, and what it exports is untyped anyhow.
     try:
-        import triton
+        triton: Any = importlib.import_module("triton")
     except ImportError as error:
         raise UnsupportedError(
             "cuda: kernels are compiled by triton, which is not installed; pip install 'peertile[cuda]'"
@@ -79,7 +81,7 @@ def source_path(source: str, entry: str) -> Path:
     return config().cache_dir / "triton-source" / f"{entry[:60]}_{digest}.py"
 
 
-def _written(source: str, entry: str) -> Path:
+def written(source: str, entry: str) -> Path:
     path = source_path(source, entry)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,7 @@ def _written(source: str, entry: str) -> Path:
     return path
 
 
-def _loaded(path: Path) -> ModuleType:
+def loaded(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"_peertile_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -107,22 +109,18 @@ def _loaded(path: Path) -> ModuleType:
 def compile_source(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     """A cubin for `arch`; CompileError at the user's line where Triton or ptxas refuse."""
     triton = _triton()
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    path = _written(emitted.source, emitted.entry)
-    function = getattr(_loaded(path), emitted.entry)
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability(arch), 32)
+    path = written(emitted.source, emitted.entry)
+    function = getattr(loaded(path), emitted.entry)
     signature = {p.name: p.type for p in emitted.parameters}
     attributes = {
         (k,): [["tt.divisibility", p.divisibility]] for k, p in enumerate(emitted.parameters) if p.divisibility > 1
     }
-    source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
+    source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
     said = _Said()
     try:
         with _triton_cache(triton), said.captured():
-            kernel = triton.compile(
-                source, target=GPUTarget("cuda", capability(arch), 32), options=_triton_options(emitted, options)
-            )
+            kernel = triton.compile(source, target=target, options=_triton_options(emitted, options))
     except Exception as error:
         raise _translated(error, said.text, emitted, path, arch) from error
     metadata = kernel.metadata
@@ -269,7 +267,5 @@ def _loc_of_ptx(ptx: Path, line: int, emitted: Emitted, path: Path) -> Loc | Non
 def disassemble(cubin: bytes) -> str:
     """SASS of a cubin, by the tools that come with triton."""
     _triton()
-    from triton.tools.disasm import get_sass
-
-    text: str = get_sass(cubin)
+    text: str = importlib.import_module("triton.tools.disasm").get_sass(cubin)
     return text

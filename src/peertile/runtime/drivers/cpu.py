@@ -1,6 +1,8 @@
 """The cpu driver: devices, modules, launches and graphs. Native code is in `cpu_native.py`, memory in
 `cpu_memory.py`, streams in `cpu_stream.py`; kernels come compiled.
 
+Longer than most modules, because the protocol is one flat table of functions.
+
 A device is memory of this process and threads that run programs. The thread that waits for an operation runs it
 itself when nobody does, so a launch that is waited for at once costs one native call.
 """
@@ -560,8 +562,11 @@ class CpuDevice(DriverDevice):
                 if result != _BUSY:
                     sequence = slot.words[C.SEQ]
                     if result == _SLICED:
-                        stream.go_on(sequence, options.name, module)
+                        stream.go_on(sequence)
                     return self._finish(stream, sequence, options.name)
+            except BaseException:
+                stream.hand_over(options.name, module)
+                raise
             finally:
                 stream.inline_lock.release()
         if stream.capture is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from peertile.errors import AllocationError, InternalError, UsageError
+from peertile.errors import AllocationError, UsageError
 from peertile.runtime.driver import (
     HOST_WAIT_SLICE_NS,
     FaultKind,
@@ -280,6 +280,7 @@ class CpuStream(StreamHandle):
         """Run an operation on this thread if the stream is idle: its finished ticket, or None if it is not."""
         if not self.inline_lock.acquire(blocking=False):
             return None
+        keep = None
         try:
             with self.lock:
                 self._usable()
@@ -290,32 +291,37 @@ class CpuStream(StreamHandle):
                 return None
             sequence = self.inline_slot.words[C.SEQ]
             if result in (Result.SLICE, Result.NEEDS_THREAD):
-                self.go_on(sequence, op.name, keep, nodes)
+                self.go_on(sequence)
             elif result == Result.FAULTED:
                 with self.lock:
                     self.note_fault()
             return Ticket(self, sequence, op.name)
+        except BaseException:
+            self.hand_over(op.name, keep, nodes)
+            raise
         finally:
             self.inline_lock.release()
 
-    def go_on(self, sequence: int, name: str, keep: Any, nodes: tuple[Operation, ...] | None = None) -> None:
-        """Finish an inline operation whose first slice is over. After an exception (Ctrl-C) the stream's thread
-        finishes it, and the slot is the operation's."""
-        try:
-            while (r := self.native.host_wait(self.address, sequence, HOST_WAIT_SLICE_NS, 1)) != Result.DONE:
-                if r == Result.NEEDS_THREAD:
-                    raise InternalError("a host callback was run inline")
-        except BaseException:
-            with self.lock:
-                slot, self.inline_slot = self.inline_slot, self._fresh_slot()
-                # Older entries cannot be pending: the stream was idle. Later ones may already be there.
-                self.pending.appendleft(_Pending(sequence, slot, name, keep, nodes))
-                if self.thread is None:
-                    self._start()
-                self.native.wake_stream(self.address)
-            raise
+    def go_on(self, sequence: int) -> None:
+        """Finish an inline operation whose first slice is over."""
+        while self.native.host_wait(self.address, sequence, HOST_WAIT_SLICE_NS, 1) != Result.DONE:
+            pass  # back in Python now and then, so that signals are seen
         with self.lock:
             self.note_fault()
+
+    def hand_over(self, name: str, keep: Any, nodes: tuple[Operation, ...] | None = None) -> None:
+        """After an exception (Ctrl-C): if the inline operation is not over, the stream's thread finishes it and
+        owns its slot."""
+        with self.lock:
+            slot = self.inline_slot
+            if self.words[S.CURRENT] != slot.address:
+                return
+            self.inline_slot = self._fresh_slot()
+            # The stream was idle, so nothing is pending before this operation; something may be behind it.
+            self.pending.appendleft(_Pending(slot.words[C.SEQ], slot, name, keep, nodes))
+            if self.thread is None:
+                self._start()
+            self.native.wake_stream(self.address)
 
     def _fresh_slot(self) -> Slot:
         if not self.slots:

@@ -1,0 +1,193 @@
+"""Compiled code on disk, addressed by what it was made from. Knows no target and imports no compiler.
+
+An entry is a file named by its key: the digest of its content, then the content. Entries are put in place by
+renaming, so readers (other processes too) see a whole file or none; a file that fails its digest is deleted
+and made again. In one process a key is made once, however many threads ask (single flight). The size bound is
+kept by deleting what was used longest ago. A disk that cannot be read or written costs time, never a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from peertile.config import config
+
+__all__ = ["CacheStats", "DiskCache", "default_cache", "key_of"]
+
+SUFFIX: Final = ".kernel"
+_DIGEST: Final = 32
+_ABANDONED_S: Final = 3600.0
+"""A temporary file this old belongs to a process that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What happened so far in this process. Every request is a hit (disk), a join or a miss; `corrupt` ones are
+    misses too. `joins` waited for another thread that was making the same entry."""
+
+    hits: int = 0
+    misses: int = 0
+    joins: int = 0
+    corrupt: int = 0
+    evicted: int = 0
+
+
+def key_of(parts: Iterable[str]) -> str:
+    """The key of what is made from `parts`, whose order matters and whose borders count."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
+class _Flight:
+    """One entry being made: those who wait, and how it ended."""
+
+    __slots__ = ("content", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.content: bytes | None = None
+        self.error: BaseException | None = None
+
+
+class DiskCache:
+    """Entries in `folder`, at most `max_bytes` of them; with `max_bytes` 0 nothing is read or written."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()  # protects `_flights` and `_stats`; held for a look-up, never over I/O
+        self._flights: dict[str, _Flight] = {}
+        self._stats = CacheStats()
+
+    @property
+    def stats(self) -> CacheStats:
+        with self._lock:
+            return self._stats
+
+    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """The entry of `key`, made by `make` if there is none. What `make` raises is raised to all who asked."""
+        with self._lock:
+            flight = self._flights.get(key)
+            mine = flight is None
+            if flight is None:
+                flight = self._flights[key] = _Flight()
+            else:
+                self._stats = replace(self._stats, joins=self._stats.joins + 1)
+        if not mine:
+            flight.done.wait()
+            if flight.error is not None:
+                raise flight.error
+            assert flight.content is not None
+            return flight.content
+        try:
+            flight.content = self._find_or_make(key, make)
+            return flight.content
+        except BaseException as error:
+            flight.error = error
+            raise
+        finally:
+            with self._lock:
+                del self._flights[key]
+            flight.done.set()
+
+    def _count(self, *, hits: int = 0, misses: int = 0, corrupt: int = 0, evicted: int = 0) -> None:
+        with self._lock:
+            s = self._stats
+            self._stats = CacheStats(
+                s.hits + hits, s.misses + misses, s.joins, s.corrupt + corrupt, s.evicted + evicted
+            )
+
+    def _find_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
+        path = self.folder / (key + SUFFIX)
+        found = self._read(path) if self.max_bytes else None
+        if found is not None:
+            self._count(hits=1)
+            return found
+        content = make()
+        self._count(misses=1)
+        if self.max_bytes:
+            self._write(path, content)
+        return content
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        content = data[_DIGEST:]
+        if len(data) < _DIGEST or hashlib.sha256(content).digest() != data[:_DIGEST]:
+            self._count(corrupt=1)
+            path.unlink(missing_ok=True)
+            return None
+        with suppress(OSError):  # a folder that may only be read still serves
+            os.utime(path)  # the time of last use, which eviction goes by
+        return content
+
+    def _write(self, path: Path, content: bytes) -> None:
+        if len(content) + _DIGEST > self.max_bytes:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fd, temporary = tempfile.mkstemp(prefix=".making-", dir=self.folder)
+        except OSError:
+            return
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(temporary, path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            return
+        self._evict(path)
+
+    def _evict(self, keep: Path) -> None:
+        """Delete entries, used longest ago first, until the bound is kept; the one just written stays."""
+        entries: list[tuple[float, int, Path]] = []
+        now = time.time()
+        try:
+            with os.scandir(self.folder) as listing:
+                for entry in listing:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue  # another process deleted it meanwhile
+                    if entry.name.endswith(SUFFIX):
+                        entries.append((status.st_mtime, status.st_size, Path(entry.path)))
+                    elif entry.name.startswith(".making-") and now - status.st_mtime > _ABANDONED_S:
+                        Path(entry.path).unlink(missing_ok=True)
+        except OSError:
+            return
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries, key=lambda e: e[0]):
+            if total <= self.max_bytes:
+                return
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size
+                self._count(evicted=1)
+
+
+_default: DiskCache | None = None
+_default_lock = threading.Lock()  # protects the first use of `_default`
+
+
+def default_cache() -> DiskCache:
+    """The cache that the environment names."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = DiskCache(config().cache_dir, config().cache_max_bytes)
+        return _default

@@ -1,0 +1,50 @@
+"""The whole way from a Python function to a binary. Loaded at the first compilation; runs nothing.
+
+frontend (AST -> IR) -> passes, verified after each -> backend -> Binary.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from peertile.backends.binary import Compiled, LaunchCheck
+from peertile.backends.cpu.compile import compile_kernel
+from peertile.backends.cpu.jit import stages as cpu_stages
+from peertile.backends.cpu.target import host_target
+from peertile.config import config
+from peertile.frontend.build import build_kernel
+from peertile.ir.text import print_kernel
+from peertile.ir.types import MailboxType, Type
+from peertile.passes.pipeline import run_pipeline
+
+__all__ = ["compile_function"]
+
+
+def compile_function(
+    fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+) -> Compiled:
+    """Compile `fn` for these parameter types and constants. CompileError with the source line and a caret."""
+    kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=3)
+    source = print_kernel(kernel)
+    kernel = run_pipeline(kernel, verify=config().verify_passes)
+    binary = compile_kernel(kernel)
+    index = {parameter: k for k, parameter in enumerate(types)}
+    checks = tuple(
+        LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
+        for c in kernel.facts.get("launch_checks", ())
+    )
+    steering = kernel.facts.get("steering")
+
+    def stages() -> dict[str, str]:
+        llvm = binary.text["llvm"]
+        return {"ir": source, "lowered": print_kernel(kernel), "llvm": llvm, **cpu_stages(llvm, host_target())}
+
+    return Compiled(
+        binary,
+        any(isinstance(t, MailboxType) for t in types.values()),
+        None if steering is None else frozenset(steering),
+        checks,
+        dict(kernel.facts.get("bounds", {})),
+        stages,
+    )

@@ -1,0 +1,223 @@
+"""Runs emitted Triton source on numpy, through Triton's interpreter: what the source means, without a GPU.
+
+It proves the arithmetic, the indexing and the flags of control flow; layouts, barriers and PTX it cannot see. The
+library functions are numpy's (f64, rounded once); checks and polls are played in Python on the words they name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from peertile.backends.cuda.emit import Emitted, emit_kernel
+from peertile.backends.cuda.layout import LaunchContext, LaunchLayout
+from peertile.backends.cuda.triton_compile import written
+from peertile.ir.core import Kernel
+from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+LIBRARY = {name: getattr(np, name) for name in
+           ("exp", "exp2", "log", "log2", "sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "rint", "sqrt")}
+LIBRARY |= {
+    "rsqrt": lambda x: 1 / np.sqrt(x), "pow": np.power, "atan2": np.arctan2,
+    "erf": lambda x: np.asarray(_erf(x), np.float64),
+}  # fmt: skip
+
+
+class Outcome:
+    """Fault record, launch words and print buffer after a run."""
+
+    def __init__(self, emitted: Emitted) -> None:
+        self.emitted = emitted
+        self.fault = np.zeros(16, np.int64)
+        self.abort = np.zeros(1, np.int32)
+        self.launch = np.zeros(8, np.uint64)
+        self.print = np.zeros(1 << 13, np.uint64)
+        self.print[0] = self.print.nbytes - 16
+
+
+def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[Any], **options: Any) -> Outcome:
+    """Runs every program, one after the other; arrays among `args` are written in place."""
+    triton, tl, interpreter = _modules()
+    emitted = emit_kernel(kernel, "sm_90", **options)
+    outcome = Outcome(emitted)
+    extents = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
+    block = [w for v, a in zip(kernel.params, args, strict=True) for w in slots(v.type, a)]
+    context = LaunchContext(
+        extents, outcome.abort.ctypes.data, outcome.fault.ctypes.data, 1_000, outcome.launch.ctypes.data,
+        outcome.print.ctypes.data,
+    )  # fmt: skip
+    packed = LaunchLayout(emitted.n_slots).pack(struct.pack(f"<{len(block)}q", *block), context)
+    words = struct.unpack(f"<{len(packed) // 8}q", packed)
+    builder = interpreter.interpreter_builder
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        module = _module(emitted)
+    if hasattr(module, "libdevice"):
+        module.libdevice = _library(tl, interpreter)
+    function = getattr(module, emitted.entry).rewrite()
+    params = [_param(tl, interpreter, p.type, w) for p, w in zip(emitted.parameters, words, strict=False)]
+    scope = interpreter._patch_lang(function)
+    try:
+        # Each call of a helper would patch everything again, our range included.
+        scope.set_attr(interpreter, "_patch_lang", lambda function: None)
+        scope.set_attr(tl, "range", _range(tl, interpreter))
+        scope.set_attr(type(builder), "create_inline_asm", _asm(tl, interpreter))
+        scope.set_attr(type(builder), "create_fp_to_fp", _fp_to_fp(tl, interpreter, builder))
+        builder.set_grid_dim(context.programs, 1, 1)
+        with np.errstate(all="ignore"):
+            for program in range(context.programs):
+                builder.set_grid_idx(program, 0, 0)
+                function(*params)
+    finally:
+        scope.restore()
+    return outcome
+
+
+def slots(t: Type, arg: Any) -> list[int]:
+    """The words that pass `arg`, as signed 64-bit integers."""
+    if isinstance(t, ObjectType):
+        return [w for name, ft in t.fields.items() for w in slots(ft, arg[name])]
+    if isinstance(t, ViewType):
+        return [arg.ctypes.data, *arg.shape, *(s // arg.itemsize for s in arg.strides)]
+    if isinstance(t, SymmetricType):
+        table, shape, strides = arg
+        return [table.ctypes.data, 0, *shape, *strides]
+    if isinstance(t, PointerType):
+        return [arg.ctypes.data]
+    assert isinstance(t, TileType)
+    raw = np.asarray(arg).astype(t.dtype.numpy).tobytes()
+    if t.dtype.is_float:
+        return [int.from_bytes(raw.ljust(8, b"\0"), "little", signed=True)]
+    return [struct.unpack("<q", struct.pack("<Q", int(arg) % (1 << 64)))[0]]
+
+
+def _modules() -> tuple[Any, Any, Any]:
+    import triton
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    return triton, tl, interpreter
+
+
+def _module(emitted: Emitted) -> Any:
+    from peertile.backends.cuda.triton_compile import loaded
+
+    return loaded(written(emitted.source, emitted.entry))
+
+
+def _param(tl: Any, interpreter: Any, type: str, word: int) -> Any:
+    if not type.startswith("*"):
+        return _scalar(tl, interpreter, word, tl.int64)
+    names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "fp8e4nv": "float8e4nv",
+             "fp8e5": "float8e5"}  # fmt: skip
+    name = type[1:]
+    element = getattr(tl, names.get(name) or name.replace("i", "int").replace("u", "uint"))
+    pointer = tl.pointer_type(element)
+    return tl.tensor(interpreter.TensorHandle(np.array([word], np.int64).view(np.uint64), pointer), pointer)
+
+
+def _scalar(tl: Any, interpreter: Any, value: int, type: Any) -> Any:
+    numpy = {"int64": np.int64, "int32": np.int32}[type.name]
+    return tl.tensor(interpreter.TensorHandle(np.array([value], numpy), type), type)
+
+
+def _range(tl: Any, interpreter: Any) -> Any:
+    """Loop variables are tensors on the GPU, and are used as such."""
+
+    def numbers(start: Any, end: Any, step: Any = 1, **_: Any) -> Iterator[Any]:
+        given = (start, end, step)
+        type = next((x.dtype for x in given if isinstance(x, tl.tensor)), tl.int32)
+        lo, hi, by = (int(x.handle.data.reshape(-1)[0]) if isinstance(x, tl.tensor) else int(x) for x in given)
+        for k in range(lo, hi, by):
+            yield _scalar(tl, interpreter, k, type)
+
+    return numbers
+
+
+def _library(tl: Any, interpreter: Any) -> SimpleNamespace:
+    def function(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            data = [a.handle.data.astype(np.float64) for a in args]
+            with np.errstate(all="ignore"):
+                out = np.asarray(LIBRARY[name](*data)).astype(args[0].handle.data.dtype)
+            return tl.tensor(interpreter.TensorHandle(out, args[0].dtype), args[0].type)
+
+        return call
+
+    return SimpleNamespace(**{name: function(name) for name in LIBRARY})
+
+
+def _fp_to_fp(tl: Any, interpreter: Any, builder: Any) -> Any:
+    """The interpreter rounds fp8 its own way; ml_dtypes rounds as the hardware does."""
+    import ml_dtypes
+
+    own = type(builder).create_fp_to_fp
+    small = {tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2}
+
+    def convert(self: Any, src: Any, to: Any, rounding: Any) -> Any:
+        source, target = src.dtype.scalar, to.scalar
+        if source in small and target == tl.float32:
+            return interpreter.TensorHandle(src.data.view(small[source]).astype(np.float32), target)
+        if target in small:
+            return interpreter.TensorHandle(src.data.astype(small[target]).view(np.uint8), target)
+        return own(self, src, to, rounding)
+
+    return convert
+
+
+# ---------------------------------------------------------------- PTX that is played
+
+
+class _Result:
+    def __init__(self, *handles: Any) -> None:
+        self.handles = handles
+
+    def get_result(self, k: int) -> Any:
+        return self.handles[k]
+
+
+_WORD = {32: ctypes.c_int32, 64: ctypes.c_int64}
+
+
+def _asm(tl: Any, interpreter: Any) -> Any:
+    def play(self: Any, text: str, constraints: str, values: list[Any], types: Any, pure: bool, pack: int) -> Any:
+        numbers = [int(v.data.reshape(-1)[0]) for v in values]
+        handle = interpreter.TensorHandle
+        if "CHECK_DONE" in text:
+            condition, fault, kind, program, place, got, limit = numbers
+            if not condition:
+                _record(fault, kind, program, place, got, limit)
+            return _Result(handle(np.array([condition], np.int32), tl.int32))
+        if "WAIT_DONE" in text:
+            pointer, expected, abort, fault, _timeout, program, place, slot = numbers[:8]
+            bits = int(re.search(r"global\.b(\d+) word", text)[1])
+            word = _WORD[bits].from_address(pointer).value
+            good = word == expected if ".eq.b" in text else ((word - expected) & ((1 << bits) - 1)) >> (bits - 1) == 0
+            if not good:
+                aborted = ctypes.c_int32.from_address(abort).value != 0
+                _record(fault, 5 if aborted else 4, program, place, word, expected, pointer, slot)
+            shape = values[0].data.shape
+            return _Result(handle(np.full(shape, good, np.int32), tl.int32), handle(np.full(shape, word), tl.int64))
+        stored = re.search(r"@first st\.\w+\.\w+\.global\.b(\d+)", text)
+        if stored is not None:
+            _WORD[int(stored[1])].from_address(numbers[0]).value = numbers[1]
+            return _Result(handle(np.array([0], np.int32), tl.int32))
+        raise NotImplementedError(text)
+
+    return play
+
+
+def _record(fault: int, *words: int) -> None:
+    record = (ctypes.c_int64 * 16).from_address(fault)
+    if record[0] == 0:
+        for k, word in enumerate(words):
+            record[k + 1] = word
+        record[0] = 2

@@ -1,0 +1,180 @@
+"""The disk cache: hits, single flight, corruption, size bound, disks that refuse."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.backends.cpu.util import K, exclusive
+
+from peertile.backends.cache import SUFFIX, CacheStats, DiskCache, key_of
+from peertile.backends.cpu.compile import compile_kernel
+from peertile.backends.cpu.target import named_target
+from peertile.dtypes import f32
+
+
+def test_an_entry_is_made_once_and_found_by_another_process(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return b"code"
+
+    first = DiskCache(tmp_path, 1 << 20)
+    assert [first.get("k", make) for _ in range(3)] == [b"code"] * 3
+    assert first.stats == CacheStats(hits=2, misses=1)
+    other = DiskCache(tmp_path, 1 << 20)
+    assert other.get("k", make) == b"code"
+    assert other.stats == CacheStats(hits=1)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"x" * 100])
+def test_a_damaged_entry_is_made_again(tmp_path, damage):
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.get("k", lambda: b"code")
+    (tmp_path / ("k" + SUFFIX)).write_bytes(damage)
+    assert cache.get("k", lambda: b"again") == b"again"
+    assert cache.stats == CacheStats(misses=2, corrupt=1)
+    assert cache.get("k", lambda: b"never") == b"again"
+
+
+def test_one_flipped_bit_is_damage(tmp_path):
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.get("k", lambda: b"code" * 100)
+    path = tmp_path / ("k" + SUFFIX)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    assert cache.get("k", lambda: b"again") == b"again"
+
+
+def test_threads_that_ask_at_once_wait_for_the_one_that_makes(tmp_path):
+    cache = DiskCache(tmp_path, 1 << 20)
+    inside, go_on = threading.Event(), threading.Event()
+    made, results = [], []
+
+    def make():
+        made.append(1)
+        inside.set()
+        assert go_on.wait(30)
+        return b"code"
+
+    threads = [threading.Thread(target=lambda: results.append(cache.get("k", make))) for _ in range(4)]
+    threads[0].start()
+    assert inside.wait(30)
+    for t in threads[1:]:
+        t.start()
+    while cache.stats.joins < 3:
+        pass
+    go_on.set()
+    for t in threads:
+        t.join(30)
+    assert results == [b"code"] * 4
+    assert len(made) == 1
+
+
+def test_a_failure_reaches_all_who_asked_and_is_not_kept(tmp_path):
+    cache = DiskCache(tmp_path, 1 << 20)
+
+    def fail():
+        raise RuntimeError("no code")
+
+    with pytest.raises(RuntimeError, match=r"^no code$"):
+        cache.get("k", fail)
+    assert cache.get("k", lambda: b"code") == b"code"
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path):
+    cache = DiskCache(tmp_path, 400)
+    for n in range(3):
+        cache.get(f"k{n}", lambda: b"x" * 90)
+        os.utime(tmp_path / f"k{n}{SUFFIX}", (1000 + n, 1000 + n))
+    cache.get("k0", lambda: b"never")  # now the newest
+    cache.get("k3", lambda: b"x" * 90)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"k{n}{SUFFIX}" for n in (0, 2, 3)]
+    assert cache.stats.evicted == 1
+
+
+def test_an_entry_beyond_the_bound_is_not_kept(tmp_path):
+    cache = DiskCache(tmp_path, 100)
+    assert cache.get("k", lambda: b"x" * 1000) == b"x" * 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_abandoned_temporary_files_are_deleted(tmp_path):
+    old, new = tmp_path / ".making-old", tmp_path / ".making-new"
+    old.write_bytes(b"")
+    new.write_bytes(b"")
+    os.utime(old, (1000, 1000))
+    DiskCache(tmp_path, 1000).get("k", lambda: b"code")
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_bound_of_zero_turns_the_disk_off(tmp_path):
+    cache = DiskCache(tmp_path / "none", 0)
+    assert [cache.get("k", lambda: b"code") for _ in range(2)] == [b"code"] * 2
+    assert not (tmp_path / "none").exists()
+    assert cache.stats == CacheStats(misses=2)
+
+
+def test_a_folder_that_cannot_be_made_is_no_failure(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = DiskCache(tmp_path / "file" / "folder", 1 << 20)
+    assert cache.get("k", lambda: b"code") == b"code"
+
+
+def test_keys_tell_parts_and_their_borders_apart():
+    keys = {key_of(p) for p in [("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab"), ()]}
+    assert len(keys) == 5
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def vector_add(tile=64):
+    k = K("add", z=exclusive(f32, (tile,)))
+    i = k.tile_index(k.z)
+    t = k.load(k.z, i, (tile,))
+    k.store(k.z, k.add(t, t), i)
+    return k.done()
+
+
+def test_equal_kernels_share_an_entry_and_targets_do_not(tmp_path):
+    cache = DiskCache(tmp_path, 1 << 20)
+    first, second = compile_kernel(vector_add(), cache=cache), compile_kernel(vector_add(), cache=cache)
+    assert first == second
+    assert cache.stats == CacheStats(hits=1, misses=1)
+    other = compile_kernel(vector_add(), named_target("x86-64-v3"), cache)
+    assert other.entry != first.entry
+    assert compile_kernel(vector_add(128), cache=cache).entry != first.entry
+    assert cache.stats == CacheStats(hits=1, misses=3)
+
+
+_WITHOUT_LLVM = """
+import sys
+from pathlib import Path
+from peertile.backends.cache import DiskCache
+from peertile.backends.cpu.compile import compile_kernel
+from tests.backends.test_cache import vector_add
+before = set(sys.modules)
+cache = DiskCache(Path(sys.argv[1]), 1 << 20)
+compile_kernel(vector_add(), cache=cache)
+print(cache.stats.hits, "llvmlite.binding" in set(sys.modules) - before)
+"""
+
+
+def test_a_hit_loads_no_llvm(tmp_path):
+    compile_kernel(vector_add(), cache=DiskCache(tmp_path, 1 << 20))
+    out = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_LLVM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert out.stdout.split() == ["1", "False"]
