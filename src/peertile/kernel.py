@@ -147,15 +147,16 @@ def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
         else:
             raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
     kinds = (bool, int, float, np.generic) if dtype.is_float else (bool, int, np.integer, np.bool_)
-    if not isinstance(value, kinds):
+    number: Any = value
+    if not isinstance(number, kinds):
         raise ArgumentError(f"{name}: expected a number that fits {dtype}, got {value!r}")
-    if dtype.is_int and not dtype.min <= int(value) <= dtype.max:
+    if dtype.is_int and not dtype.min <= int(number) <= dtype.max:
         raise ArgumentError(f"{name}: expected {dtype.min} to {dtype.max} for {dtype}, got {value}")
     if dtype.name in _SCALAR_FORMAT:
         cast: Any = float if dtype.is_float else bool if dtype.is_bool else int
-        words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(value))
+        words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
     else:
-        words = np.asarray(value).astype(dtype.numpy).tobytes().ljust(8, b"\0")
+        words = np.asarray(number).astype(dtype.numpy).tobytes().ljust(8, b"\0")
     return Argument(canonical(TileType(dtype)), words, (), None)
 
 
@@ -503,12 +504,12 @@ def _explain_alone(record: FaultRecord, spec: Specialization, op: str, group: Gr
 
 
 @overload
-def kernel(fn: FunctionType, /) -> KernelFunction: ...
+def kernel(fn: Callable[..., object], /) -> KernelFunction: ...
 @overload
-def kernel(*, unsafe: bool = False) -> Callable[[FunctionType], KernelFunction]: ...
+def kernel(*, unsafe: bool = False) -> Callable[[Callable[..., object]], KernelFunction]: ...
 def kernel(
-    fn: FunctionType | None = None, /, *, unsafe: bool = False
-) -> KernelFunction | Callable[[FunctionType], KernelFunction]:
+    fn: Callable[..., object] | None = None, /, *, unsafe: bool = False
+) -> KernelFunction | Callable[[Callable[..., object]], KernelFunction]:
     """Make a kernel of a Python function: `@pt.kernel` or `@pt.kernel(unsafe=True)`.
 
     Every parameter is annotated with a role of `peertile.language` or a scalar dtype. The body is compiled,
@@ -520,7 +521,11 @@ def kernel(
     8
     """
     if fn is None:
-        return lambda f: KernelFunction(f, unsafe=unsafe)
+        return functools.partial(_kernel, unsafe)
+    return _kernel(unsafe, fn)
+
+
+def _kernel(unsafe: bool, fn: Callable[..., object]) -> KernelFunction:
     if not isinstance(fn, FunctionType):
         raise CompileError(f"kernel: expected a Python function, got {type(fn).__name__}")
     return KernelFunction(fn, unsafe=unsafe)

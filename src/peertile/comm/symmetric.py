@@ -462,7 +462,7 @@ class Mailbox(_Channel):
         storage = heap._take(f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}", rows * numel * dtype.itemsize)
         self._shared.append(storage)
         heap._zero(storage)
-        words = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
+        words: tuple[int, ...] = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
         words += self._words("mailbox epochs", (programs, n))
         words += self._words("mailbox signatures", (programs * depth, n))
         if self.acknowledged:
