@@ -146,7 +146,7 @@ def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
             dtype = from_numpy(value.dtype)
         else:
             raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
-    kinds = (bool, int, float, np.generic) if dtype.is_float else (bool, int, np.integer, np.bool_)
+    kinds: Any = (bool, int, float, np.generic) if dtype.is_float else (bool, int, np.integer, np.bool_)
     number: Any = value
     if not isinstance(number, kinds):
         raise ArgumentError(f"{name}: expected a number that fits {dtype}, got {value!r}")

@@ -8,7 +8,8 @@ from tests.frontend.helpers import all_of, box, build, names, only, own, peer, r
 import peertile.language as T
 from peertile.dtypes import bf16, f32, i32, u32
 from peertile.ir import ops
-from peertile.ir.types import Access, MailboxType, Partition, PointerType, TileType, ViewType
+from peertile.ir.text import parse_kernel, print_kernel
+from peertile.ir.types import Access, MailboxType, Partition, PointerType, SignalType, TileType, ViewType
 from peertile.meaning import PerRank, new_mailbox, new_signal, run_grid
 from peertile.passes.pipeline import run_pipeline
 
@@ -149,7 +150,7 @@ def test_scatter_through_a_round(ranks):
 def test_two_shot_over_peers(ranks):
     programs = 2
     given = {"out": peer(), "x": peer(f32, 1, Access.READ)}
-    kernel = run_pipeline(build(two_shot, {"B": 8}, ready=new_signal_type(), **given))
+    kernel = run_pipeline(build(two_shot, {"B": 8}, ready=SignalType(), **given))
     xs = [np.arange(60, dtype=np.float32) * (r + 1) for r in range(ranks)]
     outs = [np.zeros(60, np.float32) for _ in range(ranks)]
     outcome = run_grid(kernel, programs, [PerRank(outs), PerRank(xs), new_signal(ranks, programs)], ranks=ranks)
@@ -157,14 +158,8 @@ def test_two_shot_over_peers(ranks):
     assert all(np.array_equal(out, sum(xs)) for out in outs)
 
 
-def new_signal_type():
-    from peertile.ir.types import SignalType
-
-    return SignalType()
-
-
 def test_two_shot_needs_no_check_of_ranks():
-    kernel = build(two_shot, {"B": 8}, out=peer(), x=peer(f32, 1, Access.READ), ready=new_signal_type())
+    kernel = build(two_shot, {"B": 8}, out=peer(), x=peer(f32, 1, Access.READ), ready=SignalType())
     assert "check" not in names(kernel)
 
 
@@ -190,6 +185,28 @@ def test_exchange_carries_the_token_through_every_loop():
     assert [[str(r.type) for r in op.results] for op in all_of(kernel, ops.For)] == [
         ["token"], ["u32", "token"], ["u32", "token"],
     ]  # fmt: skip
+
+
+PROGRAMS = [
+    (vector_add, {}, {}),
+    (matmul, {}, {"c": own(bf16, (16, 16), persistent=True), "a": shared(bf16, 2), "b": shared(bf16, 2)}),
+    (all_reduce, {}, {"out": own(f32, (64,), persistent=True)}),
+    (scatter, {"B": 64}, {"out": own(f32, (64,))}),
+    (two_shot, {"B": 64}, {"out": peer(), "x": peer(f32, 1, Access.READ), "ready": SignalType()}),
+    (exchange, {"N": 8}, {"unsafe": True, **POINTERS}),
+]
+
+
+@pytest.mark.parametrize(("fn", "constants", "given"), PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS])
+def test_their_text_form_comes_back_as_it_was(fn, constants, given):
+    text = print_kernel(build(fn, constants, **given))
+    assert print_kernel(parse_kernel(text)) == text
+
+
+def test_values_are_shown_under_the_names_of_variables():
+    text = print_kernel(build(all_reduce, out=own(f32, (64,), persistent=True)))
+    assert "%acc = " in text
+    assert "%tile = " not in text
 
 
 def test_a_partition_that_is_not_persistent_has_one_tile():

@@ -151,6 +151,12 @@ def check(seed: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_small_random_programs(seed):
+    check(seed, size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
 def test_random_programs(seed):
     check(seed, size=2)
 

@@ -79,6 +79,13 @@ def _wrap(value: Value, weak: bool = False) -> Abstract:
     raise AssertionError(value.type)
 
 
+def _name(values: Sequence[Value], name: str) -> None:
+    """Lets the text form show a value under the name of its variable."""
+    if not name.startswith("<"):
+        for value in values:
+            value.hint = name
+
+
 def _type_name(value: Abstract) -> str:
     if is_number(value):
         assert isinstance(value, Known)
@@ -206,6 +213,7 @@ def merge(b: Build, exits: list[Exit], *, dummies: bool = False) -> tuple[list[T
 
     def finish(results: Sequence[Value]) -> Env:
         for name, structure, numbered, loc in plans:
+            _name([results[n[0]] for n in numbered if not isinstance(n, Known)], name)
             leaves = iter([n if isinstance(n, Known) else _wrap(results[n[0]], n[1]) for n in numbered])
             env[name] = Binding(_rebuild(structure, leaves), loc)
         return env
@@ -310,7 +318,9 @@ class Carried:
         env = dict(env)
         it = iter(values)
         for slot in self._slots.values():
-            leaves = iter([_wrap(next(it), leaf.weak) for leaf in slot.leaves])
+            own = [next(it) for _ in slot.leaves]
+            _name(own, slot.name)
+            leaves = iter([_wrap(v, leaf.weak) for v, leaf in zip(own, slot.leaves, strict=True)])
             env[slot.name] = Binding(_rebuild(slot.structure, leaves), slot.before.loc)
         for name, poison in self._dead.items():
             env[name] = Binding(poison, None)

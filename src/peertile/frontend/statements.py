@@ -24,6 +24,7 @@ from peertile.frontend.values import (
     ExclusiveTile,
     Known,
     Method,
+    Pointer,
     Poison,
     RangeIterator,
     RanksIterator,
@@ -32,6 +33,7 @@ from peertile.frontend.values import (
     StaticIterator,
     Tile,
     TilesIterator,
+    Token,
     Tup,
     describe,
 )
@@ -132,6 +134,8 @@ def _bind(b: Build, target: ast.expr, value: Abstract) -> None:
             if isinstance(value, CollectIterator | RoundContext):
                 where = "a for loop" if isinstance(value, CollectIterator) else "a with statement"
                 b.fail(f"`{target.id}` = {describe(value)}: expected it in {where}, got an alias (rule B7)", target)
+            if isinstance(value, Tile | Pointer | Token) and not value.value.hint:
+                value.value.hint = target.id
             b.bind(target.id, value, b.loc(target))
         case ast.Tuple(elts=targets) | ast.List(elts=targets):
             if any(isinstance(t, ast.Starred) for t in targets):

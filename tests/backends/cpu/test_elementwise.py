@@ -362,8 +362,8 @@ def test_constants_of_every_dtype(dtype):
         k.store(k.z, k.full(v, dtype, (16,)), [n])
     z = np.ones(16 * len(items), dtype.numpy)
     run(k.done(), [z])
-    narrow = dtype.is_float and dtype.bits < 32
-    want = np.repeat(np.array(items), 16).astype(np.float32 if narrow else dtype.numpy).astype(dtype.numpy)
+    first = f32 if dtype.is_float and dtype.bits < 32 else dtype
+    want = np.repeat(np.array(items, first.numpy).astype(dtype.numpy), 16)
     same(z, want)
     assert not dtype.is_float or np.signbit(z[16:32].astype(np.float64)).all()
 

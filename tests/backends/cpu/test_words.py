@@ -75,15 +75,15 @@ def wait(k, view, expected, *index, cmp=Cmp.AT_LEAST, order=Order.ACQUIRE):
 
 
 @pytest.mark.parametrize("dtype", [b1, i8, u16, i32, u32, i64, u64, f16, bf16, f32, f64], ids=str)
-@pytest.mark.parametrize("order", [Order.WEAK, Order.RELAXED, None], ids=str)
-def test_words_move_values_of_every_dtype(dtype, order):
+def test_words_move_values_of_every_dtype(dtype):
     k = K(w=device_view(dtype, 2))
-    one, two = k.const(1), k.const(2)
-    v = word_load(k, k.w, one, two, order=order or Order.ACQUIRE)
-    word_store(k, k.w, v, two, one, order=order or Order.RELEASE)
+    for n, order in enumerate([Order.WEAK, Order.RELAXED, None]):
+        v = word_load(k, k.w, k.const(n), k.const(2), order=order or Order.ACQUIRE)
+        word_store(k, k.w, v, k.const(2 - n), k.const(1), order=order or Order.RELEASE)
     w = np.arange(12).reshape(3, 4).astype(dtype.numpy)
     want = w.copy()
-    want[2, 1] = w[1, 2]
+    for n in range(3):
+        want[2 - n, 1] = want[n, 2]
     run(k.done(), [w])
     assert (w == want).all()
 
@@ -92,40 +92,46 @@ INT_RMW = [r for r in Rmw if r is not Rmw.ADDF]
 
 
 @pytest.mark.parametrize("dtype", [i32, u32, i64, u64, u16], ids=str)
-@pytest.mark.parametrize("rmw", INT_RMW, ids=str)
-def test_integer_read_modify_write(dtype, rmw):
+def test_integer_read_modify_write(dtype):
     k = K(w=device_view(dtype, 1), old=exclusive(dtype, (1,)), v=TileType(dtype))
-    old = word_rmw(k, rmw, k.w, k.v, k.const(1))
-    k.store(k.p["old"], k.broadcast(old, (1,)), [0])
-    bits = dtype.bits
+    for n, rmw in enumerate(INT_RMW):
+        old = word_rmw(k, rmw, k.w, k.v, k.const(n))
+        k.store(k.p["old"], k.broadcast(old, (1,)), [n])
     loaded = Loaded(k.done())
+    bits = dtype.bits
+
+    def unsigned(x):
+        return x & (1 << bits) - 1
+
+    def signed(x):
+        return unsigned(x) - (1 << bits) * (unsigned(x) >> (bits - 1))
+
     for a, b in [(5, 3), (dtype.max, 1), (dtype.min, dtype.max), (12, 10)]:
-        w, o = np.array([0, a, 0], dtype.numpy), np.zeros(1, dtype.numpy)
-        loaded.run([w, o, b], 1)
-        signed = lambda x: (x & (1 << bits) - 1) - (1 << bits) * (x >> (bits - 1) & 1)  # noqa: E731
-        unsigned = lambda x: x & (1 << bits) - 1  # noqa: E731
+        w, old = np.full(len(INT_RMW), a, dtype.numpy), np.zeros(len(INT_RMW), dtype.numpy)
+        loaded.run([w, old, b], 1)
         want = {
             Rmw.ADD: a + b, Rmw.AND: a & b, Rmw.OR: a | b, Rmw.XOR: a ^ b, Rmw.XCHG: b,
             Rmw.MIN: min(a, b, key=signed), Rmw.MAX: max(a, b, key=signed),
             Rmw.UMIN: min(a, b, key=unsigned), Rmw.UMAX: max(a, b, key=unsigned),
-        }[rmw]  # fmt: skip
-        assert o[0] == a
-        assert unsigned(int(w[1])) == unsigned(want)
-        assert w[0] == w[2] == 0
+        }  # fmt: skip
+        assert (old == a).all()
+        assert [unsigned(int(x)) for x in w] == [unsigned(want[r]) for r in INT_RMW]
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32, f64], ids=str)
-@pytest.mark.parametrize("rmw", [Rmw.ADDF, Rmw.MIN, Rmw.MAX, Rmw.XCHG], ids=str)
-def test_float_read_modify_write(dtype, rmw):
+def test_float_read_modify_write(dtype):
+    kinds = {Rmw.ADDF: np.add, Rmw.MIN: np.minimum, Rmw.MAX: np.maximum, Rmw.XCHG: lambda x, y: y}
     k = K(w=device_view(dtype, 1), old=exclusive(dtype, (1,)), v=TileType(dtype))
-    old = word_rmw(k, rmw, k.w, k.v, k.const(1))
-    k.store(k.p["old"], k.broadcast(old, (1,)), [0])
+    for n, rmw in enumerate(kinds):
+        old = word_rmw(k, rmw, k.w, k.v, k.const(n))
+        k.store(k.p["old"], k.broadcast(old, (1,)), [n])
     loaded = Loaded(k.done())
     for a, b in [(1.5, 2.25), (-1.0, -3.0), (float("nan"), 1.0), (1.0, float("nan"))]:
-        w, o = np.array([0, a, 0], dtype.numpy), np.zeros(1, dtype.numpy)
-        loaded.run([w, o, b], 1)
-        fn = {Rmw.ADDF: np.add, Rmw.MIN: np.minimum, Rmw.MAX: np.maximum, Rmw.XCHG: lambda x, y: y}[rmw]
-        assert np.array_equal([float(w[1]), float(o[0])], [fn(a, b), a], equal_nan=True)
+        w, old = np.full(4, a).astype(dtype.numpy), np.zeros(4, dtype.numpy)
+        loaded.run([w, old, b], 1)
+        want = [fn(a, b) for fn in kinds.values()]
+        assert np.array_equal(w.astype(np.float64), want, equal_nan=True)
+        assert np.array_equal(old.astype(np.float64), [a] * 4, equal_nan=True)
 
 
 # ---------------------------------------------------------------- peers
@@ -176,7 +182,7 @@ def test_a_peer_load_is_done_before_a_fence_that_follows_it():
     text = lower_to_text(k.done())
     lines = text.splitlines()
     fence = next(i for i, line in enumerate(lines) if "fence acq_rel" in line)
-    loads = [i for i, line in enumerate(lines) if "load <16 x float>" in line and "alias.scope" not in line]
+    loads = [i for i, line in enumerate(lines) if re.search(r"load <\d+ x float>", line) and "alias.scope" not in line]
     assert loads
     assert max(loads) < fence
 
@@ -213,7 +219,7 @@ def test_a_grid_barrier_of_many_programs_on_one_thread():
     assert e.frame_size % 64 == 0
 
 
-@pytest.mark.parametrize("dtype", [i32, u32, i64, u64], ids=str)
+@pytest.mark.parametrize("dtype", [i32, u64], ids=str)
 @pytest.mark.parametrize("cmp", list(Cmp), ids=str)
 def test_a_wait_passes_just_when_its_comparison_holds(dtype, cmp):
     k = K(w=device_view(dtype, 1), z=exclusive(dtype, (1,)), e=TileType(dtype))

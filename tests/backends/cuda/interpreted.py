@@ -23,8 +23,25 @@ from peertile.ir.core import Kernel
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
 
 _erf = np.frompyfunc(math.erf, 1, 1)
-LIBRARY = {name: getattr(np, name) for name in
-           ("exp", "exp2", "log", "log2", "sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "rint", "sqrt")}
+LIBRARY = {
+    name: getattr(np, name)
+    for name in (
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "floor",
+        "ceil",
+        "rint",
+        "sqrt",
+    )
+}
 LIBRARY |= {
     "rsqrt": lambda x: 1 / np.sqrt(x), "pow": np.power, "atan2": np.arctan2,
     "erf": lambda x: np.asarray(_erf(x), np.float64),

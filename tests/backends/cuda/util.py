@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from peertile.dtypes import DType
+from peertile.errors import VerifyError
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Value
 from peertile.ir.text import parse_kernel
@@ -46,8 +47,7 @@ class K:
         op = cls(operands, results, attrs)
         try:
             op.verify()
-        except Exception as error:
-            assert type(error).__name__ == "VerifyError", error
+        except VerifyError:
             return None
         return self.b.add(op)
 
@@ -87,10 +87,13 @@ def memory_ops(ptx: str) -> list[str]:
     found = []
     for line in ptx.splitlines():
         text = re.sub(r"^\s*(?:@!?%?\w+\s+)?", "", line)
-        m = re.match(r"((?:ld|st)\.(?:relaxed|acquire|release)[\w.]*|(?:atom|red)\.[\w.]+|fence\.[\w.]+|bar(?:rier)?\.[\w.]+)", text)
+        m = re.match(
+            r"((?:ld|st)\.(?:relaxed|acquire|release)[\w.]*|(?:atom|red)\.[\w.]+|fence\.[\w.]+|bar(?:rier)?\.[\w.]+)",
+            text,
+        )
         if m is not None and "shared" not in m[1]:
             found.append(m[1])
     return found
 
 
-__all__ = ["INDEX", "K", "PROVEN", "Order", "PointerType", "Scope", "body_of", "memory_ops", "parsed", "view"]
+__all__ = ["INDEX", "PROVEN", "K", "Order", "PointerType", "Scope", "body_of", "memory_ops", "parsed", "view"]

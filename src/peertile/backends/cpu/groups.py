@@ -35,8 +35,8 @@ __all__ = ["Group", "GroupHost", "KeepSink", "ReduceSink", "Sink", "StoreSink", 
 UNROLL = 4
 """Vectors per trip. More chains in flight hide latency: 5.7 ns/element at 1, 2.25 at 4, 1.75 at 6 for a chain
 of 100 ops, while compile time grows with it."""
-MANY_NODES = 48
-"""Bodies of more nodes unroll half as much, and of four times as many not at all."""
+MANY_NODES = 128
+"""Bodies of more nodes unroll half as much, and of four times as many not at all: compile time."""
 
 
 @dataclass(eq=False, slots=True)

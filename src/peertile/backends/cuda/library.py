@@ -104,10 +104,14 @@ def _drop_sign(x, bits: tl.constexpr, rest: tl.constexpr):
     return (x.to(bits, bitcast=True) & rest).to(x.dtype, bitcast=True)
 
 def _sigmoid(x):
-    return 1.0 / (1.0 + libdevice.exp(0.0 - x))
+    """By the exponential of -|x|, which cannot overflow: exact to the end of the small numbers."""
+    e = libdevice.exp(0.0 - tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
 
 def _sigmoid_f32(x):
-    return tl.div_rn(1.0, 1.0 + libdevice.exp(0.0 - x))
+    """By the exponential of -|x|, which cannot overflow: exact to the end of the small numbers."""
+    e = libdevice.exp(0.0 - tl.abs(x))
+    return tl.div_rn(tl.where(x < 0, e, 1.0), 1.0 + e)
 
 def _float_to_int(x, to: tl.constexpr, low: tl.constexpr, high: tl.constexpr, beyond: tl.constexpr):
     """x, already rounded, saturated; NaN is 0. `beyond` = high + 1 is exact in every float type, `high` need not be."""

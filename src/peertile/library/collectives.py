@@ -1,0 +1,703 @@
+"""Collectives over the ranks of a group: `Collectives(group).all_reduce(x)` and its like, as lazy operations.
+
+A communicator owns its channels and its staging memory in a symmetric heap; it is made, used and closed by
+all ranks in the same order. All communication is in kernels.py, in the public language; this file checks
+arguments, chooses, and builds launches. It never waits for a peer, but for `checked=True`.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from peertile.backends.cpu.target import host_target
+from peertile.comm.group import Group
+from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
+from peertile.dtypes import DType, i64, u8, u16, u32, u64
+from peertile.errors import ArgumentError, SignatureMismatch, UsageError
+from peertile.kernel import KernelFunction, LaunchOp
+from peertile.library import kernels
+from peertile.library.kernels import SLOTS
+from peertile.library.reductions import ReduceOp, accumulator, check_reduction
+from peertile.library.selection import Algorithm, choose
+from peertile.runtime.device import Device, Stream
+from peertile.runtime.op import DeviceOp, ExecutionContext
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["AnyTensor", "CollectiveOp", "Collectives"]
+
+T = TypeVar("T")
+AnyTensor = Tensor | SymmetricTensor
+
+SLOT_BYTES = 1 << 18
+"""Bytes of one staging slot. The caches of a core hold a few of them."""
+FLAGGED_COUNT = 256
+"""Elements that a flagged all-reduce takes at most."""
+LEAST_TILE = 64
+"""Elements of the smallest tile: rows of staging stay aligned to vectors."""
+KEPT_CALLS = 32
+"""Calls whose bound arguments are kept, so that repeating one costs a launch and nothing else."""
+KEPT_BYTES = 1 << 20
+"""Calls on larger tensors are not kept: binding is nothing beside them, and what is kept stays alive."""
+
+_BITS = {2: u16, 4: u32}
+
+
+class CollectiveOp(DeviceOp[T]):
+    """A lazy collective: one or several launches on one stream. Its result is the output.
+
+    Ranks that made different calls get SignatureMismatch (or PeerFailed, where another rank noticed first).
+    """
+
+    __slots__ = ("_communicator", "_launches", "_result", "_text")
+
+    def __init__(self, communicator: Collectives, text: str, launches: Sequence[LaunchOp], result: T) -> None:
+        super().__init__()
+        self._communicator = communicator
+        self._text = text
+        self._launches = launches
+        self._result = result
+
+    @property
+    def name(self) -> str:
+        return self._text
+
+    @property
+    def device(self) -> Device:
+        return self._communicator.device
+
+    @property
+    def launches(self) -> tuple[LaunchOp, ...]:
+        """The kernel launches that this op will run, for inspection and warm-up."""
+        return tuple(self._launches)
+
+    def _execute(self, context: ExecutionContext) -> T:
+        communicator = self._communicator
+        communicator._check_open(self._text)
+        if communicator.checked:
+            communicator.group.agree(self._text, "a collective")
+        for launch in self._launches:
+            launch._execute(context)
+        return self._result
+
+    def sync_on(self, stream: Stream) -> T:
+        """Run on `stream` and wait for the end."""
+        try:
+            return super().sync_on(stream)
+        except SignatureMismatch as error:
+            rank = self._communicator.group.rank
+            raise SignatureMismatch(
+                f"ranks called different collectives: rank {rank} is in {self._text}. {error.message}. "
+                "Collectives(checked=True) compares every call first and names what each rank called",
+                op=error.op,
+                place=error.place,
+            ) from error
+
+
+class Collectives:
+    """Collectives over the ranks of `where`: a group, or a symmetric heap whose group and memory are used.
+
+    Collective: every rank makes it, calls its methods and closes it in the same order. It is a context
+    manager. `programs`: programs of a launch (default: what the cores give each rank). `checked`: compare every
+    call across ranks on the host first (slow, names what each rank called). Operations of one communicator run
+    in order on one stream; several communicators are independent of each other.
+
+    Tensors are contiguous, on the current device, and need no placement; symmetric tensors are read where they
+    lie. Inputs may be overwritten as soon as an operation has completed.
+
+    >>> import numpy as np, peertile as pt
+    >>> from peertile.library.collectives import Collectives
+    >>> with Collectives(pt.init()) as comm:
+    ...     comm.all_reduce(pt.asarray(np.arange(3.0, dtype=np.float32))).sync().numpy().tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        where: Group | SymmetricHeap,
+        *,
+        programs: int | None = None,
+        checked: bool = False,
+        slot_bytes: int = SLOT_BYTES,
+    ) -> None:
+        group = where if isinstance(where, Group) else where.group
+        if programs is not None and (not isinstance(programs, int) or programs < 1):
+            raise ArgumentError(f"programs: expected an integer >= 1, got {programs!r}")
+        least = _power_of_two(max(4096, group.size * LEAST_TILE * 8))
+        if not isinstance(slot_bytes, int) or slot_bytes & (slot_bytes - 1) or slot_bytes < least:
+            raise ArgumentError(f"slot_bytes: expected a power of two >= {least}, got {slot_bytes!r}")
+        self.group = group
+        self.checked = checked
+        # Agreed once, so that no later choice depends on what one rank sees.
+        executors = max(1, (os.cpu_count() or 1) // group.size)
+        facts = [f.decode().split("|") for f in group.exchange(f"{executors}|{_arch()}".encode(), "Collectives")]
+        self.programs = min(int(f[0]) for f in facts) if programs is None else programs
+        self.arch = facts[0][1] if len({f[1] for f in facts}) == 1 else "any"
+        group.agree((self.programs, checked, slot_bytes), "Collectives(programs, checked, slot_bytes)")
+        self.slot_bytes = slot_bytes
+        n, p = group.size, self.programs
+        stage, inbox, shelf = (p * slots * slot_bytes for slots in (2, SLOTS * n, SLOTS))
+        self._owns_heap = isinstance(where, Group)
+        if isinstance(where, Group):
+            words = 8 * n * (2 * FLAGGED_COUNT + 64 * p) + (1 << 17)
+            self.heap = SymmetricHeap(group, size_bytes=stage + inbox + shelf + words)
+        else:
+            self.heap = where
+        heap = self.heap
+        self.device = heap.device
+        self._stage, self._inbox, self._shelf = (heap.empty((size,), u8) for size in (stage, inbox, shelf))
+        self._words = heap.zeros((2 * n, FLAGGED_COUNT), u64)
+        self._turn = heap.zeros((2, p), i64)
+        self._hello = heap.mailbox(tile=1, dtype=u64, programs=p)
+        self._counts = heap.mailbox(tile=1, dtype=i64, programs=1)
+        self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
+        self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
+        self._kept: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._closed = False
+        group.on_recover(self._recover)
+
+    # ---------------------------------------------------------------- life
+
+    def _recover(self) -> None:
+        """Turns may differ between ranks after a failure; slots that count from zero again agree."""
+        if not self._closed:
+            self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
+            self._words.copy_from(np.zeros(self._words.shape, np.uint64))
+
+    def close(self) -> None:
+        """Collective: give the memory back. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._kept.clear()
+        self.group.forget_recover(self._recover)
+        if self._owns_heap:
+            self.heap.close()
+        elif self.group.failure() is None:
+            for item in (
+                *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
+                *(self._go, self._ready, self._done, self._lead, self._ack),
+            ):
+                self.heap.free(item)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.group.size > 1 and self._owns_heap:
+            # A rank that leaves on an exception must not leave its peers in the barrier of close.
+            self.group.fail(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: the communicator was closed; use it before that")
+
+    # ---------------------------------------------------------------- arguments
+
+    def _view(self, base: SymmetricTensor, dtype: DType, tile: int) -> tuple[SymmetricTensor, int]:
+        """Staging as rows of `tile` elements, and the rows of one program."""
+        key = (base.offset, dtype, tile)
+        rows = base.storage.nbytes // (tile * dtype.itemsize)
+        if key not in self._views:
+            self._views[key] = SymmetricTensor(self.heap, base.storage, dtype, (rows, tile), base.offset)
+        return self._views[key], rows // self.programs
+
+    def _matrix(self, x: SymmetricTensor, rows: int) -> SymmetricTensor:
+        return SymmetricTensor(x.heap, x.storage, x.dtype, (rows, prod(x.shape) // max(rows, 1)), x.offset)
+
+    def _tensor(self, name: str, role: str, x: AnyTensor) -> Tensor:
+        """This rank's part as a contiguous tensor of this device."""
+        if isinstance(x, SymmetricTensor):
+            if x.heap.group is not self.group:
+                raise ArgumentError(f"{name}: {role}: the symmetric tensor belongs to another group; pass its .local part")
+            x = x.local
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"{name}: {role}: expected a Tensor or SymmetricTensor, got {type(x).__name__}")
+        if x.device is not self.device:
+            raise ArgumentError(f"{name}: {role} is on {x.device.name}, the communicator on {self.device.name}; copy it there")
+        if not x.is_contiguous:
+            raise ArgumentError(
+                f"{name}: {role}: expected a contiguous tensor, got strides {x.strides} for shape {x.shape}; copy it first"
+            )
+        return x
+
+    def _pair(self, name: str, x: AnyTensor, out: AnyTensor, count: int) -> tuple[Tensor, Tensor, bool]:
+        """Own parts of input and output, and whether they are the same bytes; `count` is what out has to have."""
+        a, b = self._tensor(name, "x", x), self._tensor(name, "out", out)
+        if a.dtype != b.dtype:
+            raise ArgumentError(f"{name}: out: expected dtype {a.dtype} as x has, got {b.dtype}")
+        if b.size != count:
+            raise ArgumentError(f"{name}: out: expected {count} elements, got {b.size} in {b.shape}")
+        same = a.address == b.address and a.nbytes == b.nbytes
+        if not same and a.address < b.address + b.nbytes and b.address < a.address + a.nbytes:
+            raise ArgumentError(f"{name}: x and out overlap in part; pass the same tensor, or separate ones")
+        return a, b, same
+
+    def _shares(self, name: str, role: str, counts: Sequence[int]) -> list[int]:
+        n = self.group.size
+        if len(counts) != n or not all(isinstance(c, int | np.integer) and c >= 0 for c in counts):
+            raise ArgumentError(f"{name}: {role}: expected {n} integers >= 0, one for each rank, got {list(counts)!r}")
+        return [int(c) for c in counts]
+
+    def _even(self, name: str, size: int) -> int:
+        n = self.group.size
+        if size % n:
+            raise ArgumentError(
+                f"{name}: x: expected a number of elements that {n} ranks divide, got {size}; use {name}_v for uneven shares"
+            )
+        return size // n
+
+    def _root(self, name: str, root: int) -> int:
+        if not isinstance(root, int | np.integer) or not 0 <= root < self.group.size:
+            raise ArgumentError(f"{name}: root: expected 0 to {self.group.size - 1}, got {root!r}")
+        return int(root)
+
+    def _tile(self, count: int, itemsize: int, tile_bytes: int, pieces: int) -> int:
+        """Elements of a tile: a power of two, so that there are about `pieces` of them, at most `tile_bytes`."""
+        most = min(tile_bytes, self.slot_bytes) // itemsize
+        return min(max(_power_of_two(-(-count // pieces)), LEAST_TILE), most)
+
+    # ---------------------------------------------------------------- building
+
+    def _op(self, text: str, launches: Sequence[LaunchOp], result: T) -> CollectiveOp[T]:
+        self._check_open(text)
+        return CollectiveOp(self, text, launches, result)
+
+    def _again(
+        self, text: str, x: AnyTensor, out: AnyTensor, rest: tuple[Any, ...], make: Callable[[], list[LaunchOp]]
+    ) -> CollectiveOp[Any]:
+        """An op on (x, out); its launches are bound once where the tensors are small or symmetric."""
+        key = (id(x), id(out), *rest)
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] is x and kept[1] is out:
+            return self._op(kept[2], [LaunchOp(kernel, bound) for kernel, bound in kept[3]], out)
+        launches = make()
+        if prod(out.shape) * out.dtype.itemsize <= KEPT_BYTES or isinstance(out, SymmetricTensor):
+            if len(self._kept) >= KEPT_CALLS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = (x, out, text, tuple((launch.kernel, launch.bound) for launch in launches))
+        return self._op(text, launches, out)
+
+    def _line(self, t: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Elements [start, stop) as a matrix of one row."""
+        stop = t.size if stop is None else stop
+        flat = t.reshape(t.size)
+        return (flat if (start, stop) == (0, t.size) else flat[start:stop]).reshape(1, stop - start)
+
+    def barrier(self) -> CollectiveOp[None]:
+        """Completes once every rank's barrier has begun."""
+        return self._op("barrier()", [kernels.barrier.grid(1)(self._hello)], None)
+
+    # ---------------------------------------------------------------- all-reduce
+
+    def all_reduce(
+        self,
+        x: AnyTensor,
+        out: AnyTensor | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        algorithm: Algorithm | None = None,
+    ) -> CollectiveOp[Any]:
+        """out = the values of all ranks folded by `op`, the same bits on every rank; `out=x` is in place.
+
+        Folded in rank order (RING: in the order of the ring); f16 and bf16 in f32, rounded once. Without `out`
+        a new tensor. `algorithm` overrides the table, and must be the same on every rank.
+        """
+        if out is None:
+            out = self.device.empty(x.shape, x.dtype)
+        key = (op, algorithm)
+        kept = self._kept.get((id(x), id(out), "all_reduce", *key))
+        if kept is not None and kept[0] is x and kept[1] is out:
+            return self._op(kept[2], [LaunchOp(kernel, bound) for kernel, bound in kept[3]], out)
+        a, b, same = self._pair("all_reduce", x, out, prod(x.shape))
+        check_reduction("all_reduce", op, a.dtype)
+        symmetric = isinstance(x, SymmetricTensor) and isinstance(out, SymmetricTensor)
+        nbytes = a.nbytes
+        family = "all_reduce_symmetric" if symmetric else "all_reduce"
+        choice = choose(family, self.device.driver.kind.value, self.arch, self.group.size, nbytes)
+        chosen, tile_bytes = (choice.algorithm, choice.tile_bytes) if algorithm is None else (algorithm, 1 << 14)
+        if algorithm is Algorithm.TWO_SHOT:
+            tile_bytes = 1 << 16
+        plan = self._plan(chosen, a.dtype, a.size, algorithm is not None)
+        text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {plan.value}{', symmetric' if symmetric else ''})"
+        make = partial(self._all_reduce, plan, x, out, a, b, same, op, tile_bytes)
+        return self._again(text, x, out, ("all_reduce", *key), make)
+
+    def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
+        """The algorithm that can do it: a function of what is equal on all ranks."""
+        if algorithm is Algorithm.FLAGGED and (dtype.itemsize not in _BITS or count > FLAGGED_COUNT):
+            if forced:
+                raise ArgumentError(
+                    f"all_reduce: FLAGGED: expected up to {FLAGGED_COUNT} elements of 2 or 4 bytes, "
+                    f"got {count} of {dtype}; leave algorithm out"
+                )
+            return Algorithm.ONE_SHOT
+        if algorithm is Algorithm.RING and accumulator(dtype) != dtype:
+            if forced:
+                raise ArgumentError(
+                    f"all_reduce: RING would round {dtype} at every rank; leave algorithm out, or convert to f32"
+                )
+            return Algorithm.TWO_SHOT
+        if algorithm is Algorithm.ONE_SHOT and count * dtype.itemsize > self.slot_bytes // 2:
+            if forced:
+                raise ArgumentError(
+                    f"all_reduce: ONE_SHOT: expected up to {self.slot_bytes // 2} bytes, got {count * dtype.itemsize}; "
+                    "leave algorithm out, or make the communicator with larger slot_bytes"
+                )
+            return Algorithm.TWO_SHOT
+        return algorithm
+
+    def _all_reduce(
+        self,
+        algorithm: Algorithm,
+        x: AnyTensor,
+        out: AnyTensor,
+        a: Tensor,
+        b: Tensor,
+        same: bool,
+        op: ReduceOp,
+        tile_bytes: int,
+    ) -> list[LaunchOp]:
+        n, dtype, count, acc = self.group.size, a.dtype, a.size, accumulator(a.dtype)
+        hello, done = self._hello, self._done
+        if isinstance(x, SymmetricTensor) and isinstance(out, SymmetricTensor) and algorithm is Algorithm.TWO_SHOT:
+            tile = self._tile(count, dtype.itemsize, tile_bytes, 4 * n * self.programs)
+            grid = min(self.programs, max(1, -(-count // (tile * n))))
+            call = kernels.all_reduce_symmetric_two_shot.grid(grid)
+            ends = self._matrix(out, 1), self._matrix(x, 1)
+            return [call(*ends, hello, done, B=tile, N=n, OP=op, ACC=acc)]
+        if isinstance(x, SymmetricTensor) and not same and algorithm is Algorithm.ONE_SHOT:
+            tile = self._tile(count, dtype.itemsize, tile_bytes, self.programs)
+            return [
+                kernels.all_reduce_symmetric_one_shot(
+                    self._cut(b, tile), self._matrix(x, 1), hello, done, N=n, OP=op, ACC=acc
+                )
+            ]
+        source = () if same else (self._line(a),)
+        if algorithm is Algorithm.ONE_SHOT:
+            tile = self._tile(count, dtype.itemsize, tile_bytes, self.programs)
+            stage, rows = self._view(self._stage, dtype, tile)
+            kernel = kernels.all_reduce_one_shot_in_place if same else kernels.all_reduce_one_shot
+            return [kernel(self._cut(b, tile), *source, hello, stage, self._turn, rows, N=n, OP=op, ACC=acc)]
+        if algorithm is Algorithm.FLAGGED:
+            mark = 1 << 63 | zlib.crc32(f"{dtype} {count} {op}".encode()) >> 8 << 32
+            kernel = kernels.all_reduce_flagged_in_place if same else kernels.all_reduce_flagged
+            cut = self._line(b).partition((1, 1)).persistent(programs=1)
+            bits = _BITS[dtype.itemsize]
+            return [kernel(cut, *source, self._words, self._turn, mark, OP=op, ACC=acc, BITS=bits)]
+        if algorithm is Algorithm.TWO_SHOT and not same:
+            tile = self._tile(count, dtype.itemsize, tile_bytes, 4 * n * self.programs)
+            return [self._two_shot(b, source[0], tile, op)]
+        return self._in_parts(algorithm, a, b, same, op, tile_bytes)
+
+    def _two_shot(self, b: Tensor, x: Tensor, tile: int, op: ReduceOp) -> LaunchOp:
+        inbox, inbox_rows = self._view(self._inbox, b.dtype, tile)
+        shelf, shelf_rows = self._view(self._shelf, b.dtype, tile)
+        return kernels.all_reduce_two_shot(
+            *(self._cut(b, tile), x, self._hello, self._ready, self._done, inbox, shelf, inbox_rows, shelf_rows),
+            N=self.group.size, OP=op, ACC=accumulator(b.dtype),
+        )  # fmt: skip
+
+    def _in_parts(
+        self, algorithm: Algorithm, a: Tensor, b: Tensor, same: bool, op: ReduceOp, tile_bytes: int
+    ) -> list[LaunchOp]:
+        """Algorithms that hold a whole message in staging: as many launches as it takes."""
+        n, dtype, count = self.group.size, a.dtype, a.size
+        programs = 1 if algorithm is Algorithm.RING else self.programs
+        part = n * SLOTS * self.slot_bytes * programs // dtype.itemsize
+        launches = []
+        for start in range(0, max(count, 1), part):
+            stop = min(start + part, count)
+            piece = self._line(b, start, stop)
+            tile = self._tile(stop - start, dtype.itemsize, tile_bytes, 4 * n * programs)
+            inbox, inbox_rows = self._view(self._inbox, dtype, tile)
+            shelf, shelf_rows = self._view(self._shelf, dtype, tile)
+            if algorithm is Algorithm.TWO_SHOT:
+                launches.append(
+                    kernels.all_reduce_two_shot_in_place(
+                        *(self._cut(piece, tile), self._hello, self._done, inbox, shelf, inbox_rows, shelf_rows),
+                        N=n, OP=op, ACC=accumulator(dtype),
+                    )
+                )  # fmt: skip
+                continue
+            kernel = kernels.all_reduce_ring_in_place if same else kernels.all_reduce_ring
+            source = () if same else (self._line(a, start, stop),)
+            cut = piece.partition((1, tile)).persistent(programs=1)
+            launches.append(kernel(cut, *source, self._hello, self._lead, self._ack, inbox, OP=op))
+        return launches
+
+    def _cut(self, t: Tensor, tile: int, programs: int | None = None) -> Any:
+        """A matrix of one row in tiles, over as many programs as have something to do."""
+        line = t if len(t.shape) == 2 and t.shape[0] == 1 else self._line(t)
+        most = max(1, -(-line.shape[1] // tile))
+        return line.partition((1, tile)).persistent(programs=min(programs or self.programs, most))
+
+    # ---------------------------------------------------------------- reduce-scatter, gather, all-to-all
+
+    def reduce_scatter(
+        self, x: AnyTensor, out: AnyTensor | None = None, op: ReduceOp = ReduceOp.SUM
+    ) -> CollectiveOp[Any]:
+        """out = the share of this rank of the folded x: elements [rank · c, (rank + 1) · c), c = count / ranks.
+
+        `out` may be that part of `x`.
+        """
+        name, n = "reduce_scatter", self.group.size
+        each = self._even(name, prod(x.shape))
+        if out is None:
+            shape = (x.shape[0] // n, *x.shape[1:]) if x.shape[0] % n == 0 else (each,)
+            out = self.device.empty(shape, x.dtype)
+        a = self._tensor(name, "x", x)
+        check_reduction(name, op, a.dtype)
+        target = out
+        if self._is_part(a, self._tensor(name, "out", out), self.group.rank * each):
+            target = self.device.empty((each,), x.dtype)
+        a, b, _ = self._pair(name, x, target, each)
+        text = f"reduce_scatter({a.dtype}[{a.size}], {op.name})"
+
+        def make() -> list[LaunchOp]:
+            options = {"N": n, "OP": op, "ACC": accumulator(a.dtype)}
+            tile = self._tile(each, a.dtype.itemsize, self._copy_tile(a.nbytes, n), self.programs)
+            cut = self._cut(b, tile)
+            if isinstance(x, SymmetricTensor):
+                return [
+                    kernels.reduce_scatter_symmetric(cut, self._matrix(x, n), self._hello, self._done, **options),
+                    *self._move(target, out),
+                ]
+            stage, rows = self._view(self._stage, a.dtype, tile)
+            return [
+                kernels.reduce_scatter_staged(
+                    cut, a.reshape(n, each), self._hello, self._go, stage, self._turn, rows, **options
+                ),
+                *self._move(target, out),
+            ]
+
+        return self._again(text, x, out, (name, op), make)
+
+    def all_gather(self, x: AnyTensor, out: AnyTensor | None = None) -> CollectiveOp[Any]:
+        """out = x of rank 0, x of rank 1, …; `x` may be this rank's part of `out`."""
+        name, n = "all_gather", self.group.size
+        each = prod(x.shape)
+        if out is None:
+            out = self.device.empty((n, *x.shape) if len(x.shape) < 4 else (n * x.shape[0], *x.shape[1:]), x.dtype)
+        a, b = self._tensor(name, "x", x), self._tensor(name, "out", out)
+        source = x
+        if self._is_part(b, a, self.group.rank * each):
+            source = self.device.empty((each,), a.dtype)
+        a, b, _ = self._pair(name, source, out, n * each)
+        return self._again(
+            f"all_gather({a.dtype}[{each}])", x, out, (name,),
+            lambda: [*self._move(x, source), self._gather(source, a, b, each, False)],
+        )  # fmt: skip
+
+    def all_to_all(self, x: AnyTensor, out: AnyTensor | None = None) -> CollectiveOp[Any]:
+        """out = for each rank r, the part of its x that is for this rank. `out` may not be `x`."""
+        name = "all_to_all"
+        each = self._even(name, prod(x.shape))
+        if out is None:
+            out = self.device.empty(x.shape, x.dtype)
+        a, b, same = self._pair(name, x, out, prod(x.shape))
+        if same and a.size:
+            raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
+        return self._again(
+            f"all_to_all({a.dtype}[{a.size}])", x, out, (name,), lambda: [self._gather(x, a, b, each, True)]
+        )
+
+    def _gather(self, x: AnyTensor, a: Tensor, b: Tensor, each: int, to_each: bool) -> LaunchOp:
+        n, dtype = self.group.size, a.dtype
+        tile = self._tile(each, dtype.itemsize, self._copy_tile(b.nbytes, n), self.programs)
+        tiles = n * -(-each // tile)
+        programs = min(self.programs, max(1, tiles))
+        cut = b.reshape(n, each).partition((1, tile)).persistent(programs=programs, swizzle=n)
+        rows = n if to_each else 1
+        if isinstance(x, SymmetricTensor):
+            return kernels.gather_symmetric(
+                cut, self._matrix(x, rows), self._hello, self._done, EACH=to_each, DT=dtype
+            )
+        stage, stage_rows = self._view(self._stage, dtype, tile)
+        ends = cut, a.reshape(rows, each)
+        return kernels.gather_staged(
+            *ends, self._hello, self._go, stage, self._turn, stage_rows, EACH=to_each, DT=dtype
+        )
+
+    def _copy_tile(self, nbytes: int, rows: int) -> int:
+        """Bytes of a tile; a slot holds at least two groups of one for each rank."""
+        choice = choose("copy", self.device.driver.kind.value, self.arch, self.group.size, nbytes)
+        return min(choice.tile_bytes, self.slot_bytes >> (rows - 1).bit_length())
+
+    def _is_part(self, whole: Tensor, part: Tensor, first: int) -> bool:
+        """Whether `part` is the elements of `whole` from `first` on, and not all of it."""
+        offset = first * whole.dtype.itemsize
+        return part.nbytes < whole.nbytes and part.nbytes > 0 and part.address == whole.address + offset
+
+    def _move(self, source: AnyTensor, to: AnyTensor) -> list[LaunchOp]:
+        """A copy, unless the two are one."""
+        if source is to:
+            return []
+        a, b = (t.local if isinstance(t, SymmetricTensor) else t for t in (source, to))
+        tile = self._tile(a.size, a.dtype.itemsize, 1 << 16, self.programs)
+        return [kernels.copy(self._cut(b, tile), self._line(a))]
+
+    # ---------------------------------------------------------------- broadcast and reduce
+
+    def broadcast(self, x: AnyTensor, out: AnyTensor | None = None, *, root: int = 0) -> CollectiveOp[Any]:
+        """out = x of rank `root`, on every rank; in place without `out`. Only the root's x is read."""
+        name = "broadcast"
+        out = x if out is None else out
+        a, b, same = self._pair(name, x, out, prod(x.shape))
+        root = self._root(name, root)
+        return self._again(
+            f"broadcast({a.dtype}[{a.size}], root={root})", x, out, (name, root),
+            lambda: [self._broadcast(None if same else self._line(a), self._line(b), root)],
+        )  # fmt: skip
+
+    def _broadcast(self, x: Tensor | None, out: Tensor, root: int) -> LaunchOp:
+        dtype = out.dtype
+        tile = self._tile(out.size, dtype.itemsize, self._copy_tile(out.nbytes, 1), 4 * self.programs)
+        shelf, rows = self._view(self._shelf, dtype, tile)
+        channels = self._hello, self._lead, self._ack, shelf, rows, root
+        if x is None:
+            return kernels.broadcast_in_place(self._cut(out, tile), *channels, DT=dtype)
+        return kernels.broadcast_from(self._cut(out, tile), x, *channels, DT=dtype)
+
+    def reduce(
+        self, x: AnyTensor, out: AnyTensor | None = None, op: ReduceOp = ReduceOp.SUM, *, root: int = 0
+    ) -> CollectiveOp[Any]:
+        """out of rank `root` = the values of all ranks folded in rank order. The others' `out` is not changed
+        and may be left out."""
+        name = "reduce"
+        a = self._tensor(name, "x", x)
+        check_reduction(name, op, a.dtype)
+        root = self._root(name, root)
+        if out is None:
+            out = self.device.empty(x.shape, x.dtype)
+        a, b, same = self._pair(name, x, out, prod(x.shape))
+        if same and a.size:
+            raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
+        return self._again(
+            f"reduce({a.dtype}[{a.size}], {op.name}, root={root})", x, out, (name, op, root),
+            lambda: [self._reduce_to(self._line(a), self._line(b), op, root)],
+        )  # fmt: skip
+
+    def _reduce_to(self, x: Tensor, out: Tensor, op: ReduceOp, root: int) -> LaunchOp:
+        dtype = x.dtype
+        tile = self._tile(x.size, dtype.itemsize, self._copy_tile(x.nbytes, 1), 4 * self.programs)
+        shelf, rows = self._view(self._shelf, dtype, tile)
+        return kernels.reduce_to(
+            *(self._cut(out, tile), x, self._hello, self._lead, self._ack, shelf, rows, root),
+            N=self.group.size, OP=op, ACC=accumulator(dtype),
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- uneven shares
+
+    def all_gather_v(self, x: AnyTensor, counts: Sequence[int], out: AnyTensor | None = None) -> CollectiveOp[Any]:
+        """out = x of rank 0 (`counts[0]` elements), x of rank 1, …; `counts` is the same on every rank."""
+        name, me = "all_gather_v", self.group.rank
+        shares = self._shares(name, "counts", counts)
+        if prod(x.shape) != shares[me]:
+            raise ArgumentError(f"{name}: x: expected {shares[me]} elements, counts[{me}], got {prod(x.shape)} in {x.shape}")
+        if out is None:
+            out = self.device.empty((sum(shares),), x.dtype)
+        a, b, _ = self._pair(name, x, out, sum(shares))
+        starts = _starts(shares)
+        launches = [
+            self._broadcast(self._line(a), self._line(b, starts[r], starts[r] + shares[r]), r)
+            for r in range(self.group.size)
+        ]
+        return self._op(f"all_gather_v({a.dtype}{shares})", launches, out)
+
+    def reduce_scatter_v(
+        self, x: AnyTensor, counts: Sequence[int], out: AnyTensor | None = None, op: ReduceOp = ReduceOp.SUM
+    ) -> CollectiveOp[Any]:
+        """out = the share of this rank of the folded x; rank r gets `counts[r]` elements, in order."""
+        name, me = "reduce_scatter_v", self.group.rank
+        shares = self._shares(name, "counts", counts)
+        if prod(x.shape) != sum(shares):
+            raise ArgumentError(f"{name}: x: expected {sum(shares)} elements, the sum of counts, got {prod(x.shape)} in {x.shape}")
+        if out is None:
+            out = self.device.empty((shares[me],), x.dtype)
+        a, b, _ = self._pair(name, x, out, shares[me])
+        check_reduction(name, op, a.dtype)
+        starts = _starts(shares)
+        # Where nothing is kept, `out` only says how much there is.
+        spare = self.device.empty((max(shares),), a.dtype)
+        launches = []
+        for r, share in enumerate(shares):
+            target = self._line(b) if r == me else self._line(spare, 0, share)
+            launches.append(self._reduce_to(self._line(a, starts[r], starts[r] + share), target, op, r))
+        return self._op(f"reduce_scatter_v({a.dtype}{shares}, {op.name})", launches, out)
+
+    def all_to_all_v(
+        self,
+        x: AnyTensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        out: AnyTensor | None = None,
+    ) -> CollectiveOp[Any]:
+        """x is `send_counts[r]` elements for each rank r in order, out `receive_counts[r]` from each.
+
+        What a rank sends to another must be what that one expects: compared on the device, KernelAssert if not.
+        """
+        name, n, me = "all_to_all_v", self.group.size, self.group.rank
+        sends, receives = self._shares(name, "send_counts", send_counts), self._shares(name, "receive_counts", receive_counts)
+        if prod(x.shape) != sum(sends):
+            raise ArgumentError(f"{name}: x: expected {sum(sends)} elements, the sum of send_counts, got {prod(x.shape)} in {x.shape}")
+        if out is None:
+            out = self.device.empty((sum(receives),), x.dtype)
+        a, b, same = self._pair(name, x, out, sum(receives))
+        if same and a.size:
+            raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
+        dtype = a.dtype
+        send_starts, receive_starts = _starts(sends), _starts(receives)
+        tile = self._copy_tile(0, 1) // dtype.itemsize  # not of the counts: they differ between ranks
+        shelf, _ = self._view(self._shelf, dtype, tile)
+        told = self.device.empty((1,), i64)
+        launches = [
+            kernels.agree_counts(
+                *(told.partition(1), self.device.asarray(sends, i64), self.device.asarray(receives, i64), self._counts),
+                DT=dtype,
+            )
+        ]
+        for shift in range(n):
+            to, source = (me + shift) % n, (me - shift) % n
+            part = self._line(a, send_starts[to], send_starts[to] + sends[to])
+            target = self._line(b, receive_starts[source], receive_starts[source] + receives[source])
+            if shift == 0:
+                launches += self._move(part, target)
+            else:
+                launches.append(
+                    kernels.trade(
+                        *(self._cut(target, tile, 1), part, self._hello, self._lead, self._ack, shelf),
+                        *(to, source, shift),
+                        DT=dtype,
+                    )
+                )
+        return self._op(f"all_to_all_v({dtype})", launches, out)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [sum(counts[:k]) for k in range(len(counts))]
+
+
+def _arch() -> str:
+    target = host_target()
+    return f"{target.arch}-{target.vector_bits}"
+
+
+def _kernels() -> tuple[KernelFunction, ...]:
+    """All kernels of the library, for tests and inspection."""
+    return tuple(k for k in vars(kernels).values() if isinstance(k, KernelFunction))

@@ -1,0 +1,76 @@
+"""Which algorithm and tile a collective uses: a committed table of measured winners, and how it is read.
+
+The choice depends on facts that are equal on all ranks alone (target, architecture that all ranks agree on,
+number of ranks, bytes), never on what one rank has or where its buffers lie. `table.json` is written by
+`benchmarks/tune_collectives.py`; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Algorithm", "Choice", "choose", "load_table"]
+
+
+class Algorithm(Enum):
+    """How an all-reduce goes.
+
+    ONE_SHOT: everybody reads everything, one exchange. TWO_SHOT: everybody reduces a share and shows it, two
+    exchanges, pipelined over chunks. FLAGGED: one exchange, every element carries its own flag. RING: each
+    rank talks to its neighbours alone; folds in the order of the ring, which differs from rank order.
+    """
+
+    ONE_SHOT = "one_shot"
+    TWO_SHOT = "two_shot"
+    FLAGGED = "flagged"
+    RING = "ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm and the bytes of its largest tile."""
+
+    algorithm: Algorithm
+    tile_bytes: int
+
+
+def load_table() -> dict[str, Any]:
+    """The committed table: {collective: [{target, arch, world, entries: [[up to bytes, algorithm, tile bytes]]}]}.
+
+    The last entry of a row has null for its bound.
+    """
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("table.json").read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def _rows(collective: str, target: str, arch: str, world: int) -> tuple[tuple[float, Choice], ...]:
+    """The row measured on the nearest machine: this target first, this architecture next, then the most ranks
+    that are no more than `world`."""
+    rows = load_table()["collectives"][collective]
+
+    def distance(row: dict[str, Any]) -> tuple[bool, bool, bool, int]:
+        return row["target"] != target, row["arch"] != arch, row["world"] > world, abs(row["world"] - world)
+
+    best = min(rows, key=distance)
+    return tuple(
+        (float("inf") if bound is None else bound, Choice(Algorithm(name), tile))
+        for bound, name, tile in best["entries"]
+    )
+
+
+def choose(collective: str, target: str, arch: str, world: int, nbytes: int) -> Choice:
+    """The measured winner for a message of `nbytes` per rank.
+
+    >>> choose("all_reduce", "cpu", "x86_64-512", 2, 64 << 20).algorithm
+    <Algorithm.TWO_SHOT: 'two_shot'>
+    """
+    for bound, choice in _rows(collective, target, arch, world):
+        if nbytes <= bound:
+            return choice
+    raise AssertionError("the last row of the table has no bound")
