@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from peertile.errors import ArgumentError
 
 __all__ = ["VARIABLES", "Config", "Variable", "config", "read_config"]
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable: its name, the values it takes, its default, what it does."""
 
     name: str
@@ -42,8 +40,7 @@ VARIABLES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """Settings of this process. Times are in seconds unless the name says otherwise."""
 
     wait_timeout_s: float

@@ -6,14 +6,13 @@ function, or a protocol expanded by the compiler), so that an error shows the wh
 
 from __future__ import annotations
 
+from typing import NamedTuple
 import linecache
-from dataclasses import dataclass
 
 __all__ = ["Loc"]
 
 
-@dataclass(frozen=True, slots=True)
-class Loc:
+class Loc(NamedTuple):
     """Line and columns (1-based line, 0-based columns) of a piece of kernel source."""
 
     file: str

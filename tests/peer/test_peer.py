@@ -98,11 +98,9 @@ def test_wait_timeout_in_mid_round_reaches_every_rank_and_recovery_gives_right_s
 
 
 def short_waits():
-    import dataclasses
-
     from peertile.config import config
 
-    return dataclasses.replace(config(), wait_timeout_s=1.0)
+    return config()._replace(wait_timeout_s=1.0)
 
 
 def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch):

@@ -72,7 +72,7 @@ def collect() -> dict[str, Any]:
             "total_bytes": sum(file.size_bytes for file in files),
             "max_bytes": config().cache_max_bytes,
         },
-        "environment": [asdict(variable) | {"value": os.environ.get(variable.name)} for variable in VARIABLES],
+        "environment": [variable._asdict() | {"value": os.environ.get(variable.name)} for variable in VARIABLES],
         "probes": [asdict(probe) for probe in probes()],
     }
 

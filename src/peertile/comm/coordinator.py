@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from peertile.comm.control import ControlBlock, RankState, Segment
 from peertile.errors import AllocationError, PeerFailed, PeertileError, SymmetryError, WaitTimeout
@@ -26,8 +27,7 @@ __all__ = ["Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave"
 RECOVER = "recover()"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrive:
+class Arrive(NamedTuple):
     """A rank has arrived at a collective call and waits for the reply with this ticket."""
 
     ticket: int
@@ -40,8 +40,7 @@ class Arrive:
     members: tuple[int, ...] = ()  # world ranks of a subgroup to make; empty for every other call
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(NamedTuple):
     """A rank marks a group broken; ignored when the group has moved on to another generation."""
 
     group: int
@@ -49,20 +48,17 @@ class Fail:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dying:
+class Dying(NamedTuple):
     """A rank will not go on: every group it is in has failed."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):
     """A rank ends normally: no failure unless somebody waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(NamedTuple):
     """A rank no longer uses a group."""
 
     group: int
@@ -81,8 +77,7 @@ class Outcome(Enum):
     EXHAUSTED = "exhausted"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The end of a collective call: all payloads in rank order, or what went wrong."""
 
     ticket: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from peertile.config import read_config
 from peertile.errors import ArgumentError, UnsupportedError
@@ -20,8 +20,7 @@ DEFAULT_PORT = 8361
 _ONE_HOST = ": groups over several hosts are not supported yet"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where this process stands in its job."""
 
     rank: int
@@ -33,8 +32,7 @@ class Placement:
     launcher: str  # whose variables were read; empty without a launcher
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
+class _Family(NamedTuple):
     """The variables of one launcher. `job` names what tells two jobs on one host apart."""
 
     launcher: str

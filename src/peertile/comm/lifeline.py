@@ -13,8 +13,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from peertile.comm.frames import Reader, frame, send_some
 
@@ -23,16 +22,14 @@ __all__ = ["VARIABLE", "FunctionTask", "Lifeline", "Raised", "Report", "Returned
 VARIABLE = "PEERTILE_LIFELINE"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Why a rank ends with a failure; `peer` is the rank that it blames, if another."""
 
     cause: str
     peer: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionTask:
+class FunctionTask(NamedTuple):
     """A function that a spawned rank runs: where it is defined, and its pickled arguments."""
 
     module: str
@@ -42,15 +39,13 @@ class FunctionTask:
     arguments: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(NamedTuple):
     """The pickled result of a spawned rank."""
 
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(NamedTuple):
     """The exception of a spawned rank, pickled if it can be, and its traceback as text."""
 
     error: bytes | None

@@ -8,15 +8,14 @@ it once, when a mailbox is made. The proof is in docs/concepts/mailbox.md.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from peertile.errors import ArgumentError
 
 __all__ = ["Links", "acknowledgement_needed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(NamedTuple):
     """Directed links between `size` ranks, as (source, destination) pairs without self links."""
 
     size: int

@@ -22,9 +22,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from peertile.comm.control import ControlBlock, Segment
 from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, name_ranks
@@ -37,8 +36,7 @@ _LINGER_S = 0.5  # a job that cannot start tells ranks that come late why, for s
 _ANSWER_MARGIN_S = 5.0  # the coordinator ends calls on time; beyond this it is itself stuck
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """First message of a connection."""
 
     rank: int
@@ -46,23 +44,20 @@ class Hello:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     """Every rank has joined. Carries the control segment."""
 
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """This rank cannot join; `disagreed` tells SymmetryError from WaitTimeout."""
 
     text: str
     disagreed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(NamedTuple):
     """Rank 0 ends normally and takes the coordinator with it."""
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from peertile.comm.lifeline import VARIABLE, Lifeline, Report
 from peertile.errors import ArgumentError, UnsupportedError
@@ -40,8 +40,7 @@ _OTHERS_VARIABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnd:
+class RankEnd(NamedTuple):
     """How a rank ended: exit status (128 + signal), why as far as it is known, and whom it blames."""
 
     rank: int
@@ -56,8 +55,7 @@ class RankEnd:
         return self.status != 0 and not self.stopped and self.peer in (None, self.rank)
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+class JobReport(NamedTuple):
     """How a job ended. `ends` is in the order in which the ranks ended."""
 
     status: int
@@ -77,8 +75,7 @@ class JobReport:
         return "\n".join(f"rank {end.rank} ended with status {end.status}: {end.cause}" for end in failed)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Where the ranks' output goes: theirs is the launcher's unless `labels`, which names the rank on each line."""
 
     labels: bool = False

@@ -6,10 +6,9 @@ annotation restricts. Annotations written as text (`from __future__ import annot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from peertile.dtypes import DType, b1, f32, i64
 from peertile.errors import CompileError, UnsupportedError
@@ -38,8 +37,7 @@ class Role(Enum):
     CONST = "const"
 
 
-@dataclass(frozen=True, slots=True)
-class ConstOf:
+class ConstOf(NamedTuple):
     """`T.Const[type]`: a compile-time constant of that Python type."""
 
     type: Any
@@ -66,8 +64,7 @@ class Const(KernelOnly):
         return ConstOf(type)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelParam:
+class KernelParam(NamedTuple):
     """A parameter of a kernel. `access` is set for peers, `dtype` for typed scalars (None: from the
     argument), `const_type` for constants (None: any), `default` is REQUIRED where there is none."""
 

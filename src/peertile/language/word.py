@@ -7,10 +7,9 @@ calling it anywhere else raises `UsageError`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from types import FunctionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from peertile.errors import UsageError
 
@@ -24,8 +23,7 @@ REQUIRED: Final = object()
 _MARK = "__peertile_word__"
 
 
-@dataclass(frozen=True, slots=True)
-class WordParam:
+class WordParam(NamedTuple):
     """A parameter of a word: `default` is REQUIRED where there is none."""
 
     name: str
@@ -33,8 +31,7 @@ class WordParam:
     keyword_only: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """The signature of a word. `rest` names the parameter that takes further positional arguments."""
 
     name: str

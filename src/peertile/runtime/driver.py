@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from peertile.memory_model import Cmp
 
@@ -85,8 +85,7 @@ class ShareKind(Enum):
     LOCAL = "local"  # within one process alone
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """What a device can do; facts of the device, asked once."""
 
     name: str
@@ -101,8 +100,7 @@ class Capabilities:
     multicast: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
+class MemoryStats(NamedTuple):
     """Bytes of device memory. `reserved` is held from the system, in use or kept for later."""
 
     in_use: int
@@ -197,8 +195,7 @@ class SegmentHandle:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShareHandle:
+class ShareHandle(NamedTuple):
     """A segment on its way to another device or process.
 
     `payload` travels as bytes; `fds` are open descriptors of the *sending* process: send them with SCM_RIGHTS
@@ -214,8 +211,7 @@ class ShareHandle:
         return ShareHandle(self.kind, self.payload, fds)
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One enqueued operation: where it is in its stream (from 1) and what it is called in errors.
 
     An operation that was captured instead of enqueued has `sequence` -1: it never runs as itself.
@@ -230,8 +226,7 @@ PrintSink = Callable[[int, int, bytes], None]
 """Called with (program, place, payload) for each record that a launch printed, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
+class LaunchOptions(NamedTuple):
     """What stays the same from launch to launch of one kernel: made once, not per launch.
 
     `abort_address`: an i32; programs leave at their next poll once it is not zero. 0: none is given.

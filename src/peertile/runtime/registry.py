@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 
-from peertile.runtime.drivers.cpu import CpuDriver
-
 from peertile.errors import UnsupportedError
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
+from peertile.runtime.drivers.cpu import CpuDriver
 
 __all__ = ["current_device", "open_device", "use_device"]
 

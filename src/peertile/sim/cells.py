@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from peertile.memory_model import Scope
 
@@ -146,7 +146,7 @@ def merged(runs: Sequence[Run]) -> list[Run]:
 class Shadow:
     """The partition of one object of `nbytes` bytes into cells, as intervals in ascending order."""
 
-    __slots__ = ("_boxes", "_cells", "_runs", "_starts", "initial", "nbytes")
+    __slots__ = ("_boxes", "_cells", "_runs", "_starts", "initial", "nbytes", "tiles")
 
     def __init__(self, nbytes: int, *, zeroed: bool) -> None:
         self.nbytes = nbytes
@@ -156,6 +156,8 @@ class Shadow:
         self._cells: list[Cell] = [first]
         self._boxes: dict[Geometry, Box] = {}
         self._runs: dict[Sequence[Run], Box] = {}
+        self.tiles: dict[Any, dict[Any, Any]] = {}
+        """Tiles of views of the object, by the geometry of the view: kept here because they hold boxes."""
 
     @property
     def count(self) -> int:

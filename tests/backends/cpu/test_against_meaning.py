@@ -16,7 +16,7 @@ from peertile.ir.types import TileType
 from peertile.ir.verify import verify
 from peertile.meaning import run_grid
 
-SHAPES = [(16,), (64,), (4, 16), (16, 4), (1, 64), (8, 1), (16, 16), (2, 4, 8), (1, 1)]
+SHAPES = [(64,), (64,), (4, 16), (16, 4), (16, 16), (16, 16), (8, 8), (16,), (1, 64), (8, 1), (2, 4, 8), (1, 1)]
 DTYPES = [i32, i32, i32, i8, i64, f32]
 BINARY = [Binary.ADD, Binary.SUB, Binary.MUL, Binary.MIN, Binary.MAX, Binary.XOR, Binary.AND, Binary.QUOT, Binary.MOD]
 FLOAT_BINARY = [Binary.MIN, Binary.MAX]
@@ -33,7 +33,7 @@ class Maker:
         )
         self.values = []
         self.scalars = [self.k.p["n"], self.k.pid()]
-        self.body(self.r.randint(6, 14), 2)
+        self.body(self.r.randint(8, 18), 2)
         self.store()
         self.kernel = self.k.done()
 
@@ -45,22 +45,23 @@ class Maker:
 
     def index(self):
         k, r = self.k, self.r
-        if r.random() < 0.6 or not self.scalars:
+        if r.random() < 0.8 or not self.scalars:
             return k.const(r.randint(0, 1))
         return k.binary(Binary.AND, r.choice(self.scalars), k.const(1))
 
     def pick(self, shape=None, dtype=None):
+        """A value of the shape and dtype if there is one (mostly), else one made to fit."""
         found = [v for v in self.values if shape in (None, v.type.shape) and dtype in (None, v.type.dtype)]
         if found and self.r.random() < 0.9:
-            return self.r.choice(found[-6:])
+            return self.r.choice(found[-self.r.choice([2, 12]) :])
         shape, dtype = shape or self.r.choice(SHAPES), dtype or self.r.choice(DTYPES)
         return self.fit(self.load(), shape, dtype)
 
     def load(self):
         k, r = self.k, self.r
-        if r.random() < 0.3:
+        if r.random() < 0.4:
             return k.load(k.p["w"], [self.index()], (64,))
-        if r.random() < 0.3:
+        if r.random() < 0.6:
             return k.load(k.p["z"], [self.index(), self.index()], r.choice([(4, 16), (16, 4), (8, 8), (16, 16)]))
         if r.random() < 0.3:
             return k.load(k.p["y"], [self.index()], (r.choice([16, 64]),))
@@ -88,7 +89,7 @@ class Maker:
 
     def step(self, depth):
         r, k = self.r, self.k
-        kind = r.choice("bbbbuuccrrppssltTTTFFIL" if depth else "bbbbuuccrrppsslt")
+        kind = r.choice("bbbucrppsssslllltFFFIIL" if depth else "bbbucrppsssslllt")
         if kind == "b":
             a = self.pick()
             b = self.pick(a.type.shape, a.type.dtype)
@@ -133,7 +134,7 @@ class Maker:
         if r.random() < 0.5:
             k.store(k.p["w"], self.pick((64,), i32), [self.index()])
         else:
-            shape = r.choice([(16, 16), (4, 16), (16, 4)])
+            shape = r.choice([(16, 16), (16, 16), (4, 16), (16, 4), (8, 8)])
             k.store(k.p["z"], self.pick(shape, i32), [self.index(), self.index()])
 
     def nested(self, length, depth):
@@ -146,8 +147,10 @@ class Maker:
         return made
 
     def carried(self):
-        count = self.r.randint(1, 3)
-        return [self.pick() for _ in range(count)] + [self.k.const(self.r.randint(0, 3))]
+        count = self.r.randint(0, 2)
+        first = self.pick()
+        alike = [self.pick(first.type.shape, first.type.dtype) for _ in range(count)]
+        return [first, *alike, self.pick(), self.k.const(self.r.randint(0, 3))]
 
     def next(self, types, made):
         """Values for the carried types: what the block made, or anything that fits."""
@@ -155,7 +158,7 @@ class Maker:
         for t in types:
             found = [v for v in made[0] + made[1] if v.type == t]
             if found and self.r.random() < 0.8:
-                out.append(self.r.choice(found[-4:]))
+                out.append(self.r.choice(found))
             elif t == INDEX:
                 out.append(self.k.const(self.r.randint(0, 5)))
             else:

@@ -118,6 +118,14 @@ def test_batched_products_compile():
         compile_kernel(product(u8, i32, (4,)))
 
 
+@pytest.mark.slow
+def test_one_process_compiles_fp8_for_old_and_new_architectures():
+    kernel = casts(f32, [f8e5m2])
+    for arch in ("sm_90", "sm_80", "sm_90"):
+        native = "e5m2x2" in compile_kernel(kernel, arch).text["ptx"]
+        assert native == (arch == "sm_90")
+
+
 def test_f32_products_can_go_through_tf32():
     fast = compile_kernel(product(f32, f32), options=CudaOptions(f32_mma="tf32x3")).text["ptx"]
     assert "tf32" in fast
@@ -160,12 +168,19 @@ def test_machine_code_can_be_read(matmul):
     assert re.search(r"HGMMA|MMA", sass(matmul))
 
 
+def test_stages_are_given_up_where_the_tiles_leave_no_room(matmul):
+    assert "num_stages=3" in matmul.text["triton"]  # the kernel asks for 4
+    with pytest.raises(CompileError, match="with 4 stages, and sm_90 has 232448 for a program"):
+        compile_kernel(gemm(), options=CudaOptions(num_stages=4))
+
+
 def test_tiles_beyond_the_shared_memory_are_refused_with_numbers():
+    wide = gemm(a=("bf16[128, 64]", "bf16[128, 256]"), b=("bf16[64, 256]", "bf16[256, 256]"))
     with pytest.raises(CompileError) as caught:
-        compile_kernel(gemm(), "sm_89")
+        compile_kernel(wide, "sm_89", options=CudaOptions(num_stages=1))
     assert re.fullmatch(
-        r"shared memory: the tiles of kernel matmul need \d+ bytes, and sm_89 has 101376 for a program; "
-        r"use smaller tiles or fewer stages than 4",
+        r"shared memory: the tiles of kernel matmul need \d+ bytes with 1 stages, and sm_89 has 101376 for a program; "
+        r"use smaller tiles or fewer stages",
         caught.value.message,
     )
 
@@ -243,7 +258,8 @@ def test_what_triton_refuses_is_an_error_at_the_users_line(located, monkeypatch,
     with pytest.raises(CompileError) as caught:
         compile_kernel(located)
     assert re.fullmatch(
-        r"triton refused the kernel for sm_90: arange's range must be a power of 2 \(emitted source: \S+/kernel_\w+\.py\)",
+        r"triton refused the kernel for sm_90: arange's range must be a power of 2 "
+        r"\(emitted source: \S+/kernel_\w+\.py\)",
         caught.value.message,
     )
     assert caught.value.loc.line == 3

@@ -104,7 +104,8 @@ def test_names_of_users_never_meet_words_of_python_or_ours():
 
 
 GEMM = """
-kernel @matmul(%c: view<bf16, 2, read_write, tile=[128, 256], persistent, swizzle=8, unit=[0, 1], align=64, divisible=[16, 16]>,
+kernel @matmul(%c: view<bf16, 2, read_write, tile=[128, 256], persistent, swizzle=8, unit=[0, 1], align=64,
+                        divisible=[16, 16]>,
                %a: view<bf16, 2, read, unit=[0, 1], align=64, divisible=[16, 16]>,
                %b: view<bf16, 2, read, unit=[B], align=64, divisible=[16, 16]>) {
   %p = program_id() : i64
@@ -281,8 +282,8 @@ def test_small_inner_extents_are_summed_and_large_products_of_them_refused():
     with pytest.raises(CompileError) as caught:
         product(f16, f32, (128, 8, 128))
     assert str(caught.value) == (
-        "mma: an inner extent of 8 is below the 16 that f16 takes on sm_90, and f16[128, 8] with f16[8, 128] has 131072 "
-        "products, more than the 65536 that are summed instead; use an inner extent of at least 16"
+        "mma: an inner extent of 8 is below the 16 that f16 takes on sm_90, and f16[128, 8] with f16[8, 128] has "
+        "131072 products, more than the 65536 that are summed instead; use an inner extent of at least 16"
     )
 
 

@@ -6,20 +6,17 @@ LLVM; the LLVM name of the host is asked for only when something is compiled (`j
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from peertile.config import config
 
 __all__ = ["AARCH64", "CpuTarget", "host_arch", "host_target", "named_target"]
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTarget:
+class CpuTarget(NamedTuple):
     """A processor. `cpu` is an LLVM name, or "host". `features` are LLVM feature names that code may rely on.
 
     `identity` tells two hosts apart in a cache key; it is empty for a named processor.
@@ -126,6 +123,8 @@ def _detect() -> CpuTarget:
         features |= {"neon"}
     # Clock and bogomips change between runs of one machine; these do not.
     stable = [fields.get(k, "") for k in ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")]
+    import hashlib  # takes 2 ms, which `import peertile` does not pay
+
     identity = hashlib.sha256("|".join([*stable, flags]).encode()).hexdigest()[:16]
     return CpuTarget("host", arch, features, _vector_bits(features), identity)
 

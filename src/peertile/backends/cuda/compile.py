@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.layout import LaunchLayout
-from peertile.backends.cuda.target import CudaOptions
+from peertile.backends.cuda.target import CudaOptions, capability
 from peertile.backends.cuda.triton_compile import compile_source, disassemble
 from peertile.errors import CompileError
 from peertile.ir.core import Kernel
@@ -28,13 +30,17 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
     for tiles that need more shared memory than a program can have.
     """
     options = options or CudaOptions()
+    limit = MAX_SHARED_BYTES[capability(arch)]
     emitted = emit_kernel(kernel, arch, options)
     compiled = compile_source(emitted, arch, options)
-    limit = MAX_SHARED_BYTES[int(arch.removeprefix("sm_").removesuffix("a"))]
+    # Stages are a hint: fewer of them where the tiles leave no room for more.
+    while compiled.shared_bytes > limit and options.num_stages is None and emitted.num_stages > 1:
+        emitted = emit_kernel(kernel, arch, replace(options, num_stages=emitted.num_stages - 1))
+        compiled = compile_source(emitted, arch, options)
     if compiled.shared_bytes > limit:
         raise CompileError(
-            f"shared memory: the tiles of kernel {kernel.name} need {compiled.shared_bytes} bytes, and {arch} has "
-            f"{limit} for a program; use smaller tiles or fewer stages than {emitted.num_stages}",
+            f"shared memory: the tiles of kernel {kernel.name} need {compiled.shared_bytes} bytes with "
+            f"{emitted.num_stages} stages, and {arch} has {limit} for a program; use smaller tiles or fewer stages",
             kernel.loc,
         )
     return CudaBinary(

@@ -308,9 +308,9 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
     # One typed bound fixes the type of the loop variable.
     if e.is_literal(hi):
         bounds[1] = f"tl.full((), {e.text(hi)}, {wide})"
-    stages = op.attrs["stages"]
+    stages = min(op.attrs["stages"], e.num_stages)
     extra = "" if pipelined else ", num_stages=1"
-    if pipelined and stages > 1:
+    if pipelined and op.attrs["stages"] > 1:
         extra = f", num_stages={stages}"
     if pipelined and e.options.flatten and any(isinstance(inner, ops.For) for inner in walk(body)):
         extra += ", flatten=True"

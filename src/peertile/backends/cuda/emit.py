@@ -6,7 +6,7 @@ a launch copies the block and adds the rest. A unit stride is passed like any ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from peertile.backends.binary import Place
@@ -66,7 +66,8 @@ class Emitted:
     num_stages: int
     waits: bool
     n_slots: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    narrow_floats: bool
+    """Whether the kernel has fp8 anywhere."""
 
 
 def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None = None) -> Emitted:
@@ -74,8 +75,8 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     options = options or CudaOptions()
     capability(arch)
     warps, stages = tuned(kernel, options)
-    e = Emitter(kernel, arch, options, warps)
-    _check_types(kernel, arch)
+    e = Emitter(kernel, arch, options, warps, stages)
+    e.narrow_floats = _check_types(kernel, arch)
     entry = e.names.fresh(kernel.name, "kernel")
     parameters = _parameters(e)
     e.w.at(kernel.loc)
@@ -88,14 +89,19 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     return _assemble(e, entry, parameters, warps, stages)
 
 
-def _check_types(kernel: Kernel, arch: str) -> None:
+def _check_types(kernel: Kernel, arch: str) -> bool:
+    """CompileError for a dtype that `arch` lacks; whether any is fp8."""
+    narrow = False
     for name, value in zip(kernel.param_names, kernel.params, strict=True):
         for dtype in _dtypes(value.type):
             check_dtype(dtype, arch, kernel.loc, f"parameter {name}")
+            narrow |= dtype.is_float and dtype.bits == 8
     for op in walk(kernel.body):
         for value in op.results:
             for dtype in _dtypes(value.type):
                 check_dtype(dtype, arch, op.loc, op.NAME)
+                narrow |= dtype.is_float and dtype.bits == 8
+    return narrow
 
 
 def _dtypes(t: Type) -> list[DType]:
@@ -112,7 +118,7 @@ def _parameters(e: Emitter) -> list[Parameter]:
     found: list[Parameter] = []
     for name, value in zip(e.kernel.param_names, e.kernel.params, strict=True):
         e.values[value] = _bind(e, name, value.type, found, (name,))
-    e.facts["n_slots"] = len(found)
+    e.n_slots = len(found)
     return [*found, *(Parameter(name, t) for name, t in HIDDEN)]
 
 
@@ -244,5 +250,6 @@ def _assemble(e: Emitter, entry: str, parameters: list[Parameter], warps: int, s
         num_warps=warps,
         num_stages=stages,
         waits=e.kernel.waits,
-        n_slots=e.facts["n_slots"],
+        n_slots=e.n_slots,
+        narrow_floats=e.narrow_floats,
     )

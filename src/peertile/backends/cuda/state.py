@@ -149,11 +149,12 @@ def tile_of(value: Value) -> TileType:
 class Emitter:
     """Everything that the rules share. `emit.py` drives it."""
 
-    def __init__(self, kernel: Kernel, arch: str, options: CudaOptions, num_warps: int) -> None:
+    def __init__(self, kernel: Kernel, arch: str, options: CudaOptions, num_warps: int, num_stages: int) -> None:
         self.kernel = kernel
         self.arch = arch
         self.options = options
         self.num_warps = num_warps
+        self.num_stages = num_stages
         self.lanes = 32 * num_warps
         self.w = Writer()
         self.names = Names(FUNCTIONS)
@@ -166,7 +167,8 @@ class Emitter:
         self.descriptors: dict[Op, Any] = {}
         self.once: set[Op] = set()
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
-        self.facts: dict[str, Any] = {}
+        self.n_slots = 0
+        self.narrow_floats = False
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
         self.leaves = False

@@ -24,6 +24,8 @@ ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120
 class CudaOptions:
     """How a kernel is compiled; None lets the compiler choose.
 
+    `num_stages` is the most buffers of a pipelined loop; without it, as many as the loop asks for and the shared
+    memory has room for.
     `descriptors=False` keeps bulk copies (TMA) out: for views whose extents do not fit 32 bits, see
     `LaunchLayout.fits`. `flatten` merges a persistent loop with the loop inside it, so that the next tile's loads
     overlap this one's end. `f32_mma` is how f32 products are made: "ieee" exactly, "tf32x3" nearly so on tensor

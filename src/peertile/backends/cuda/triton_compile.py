@@ -13,7 +13,9 @@ import importlib
 import importlib.util
 import io
 import os
+import pickle
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,12 +27,13 @@ from typing import Any
 from peertile.backends.cuda.emit import Emitted
 from peertile.backends.cuda.target import CudaOptions, capability
 from peertile.config import config
-from peertile.errors import CompileError, UnsupportedError
+from peertile.errors import CompileError, InternalError, UnsupportedError
 from peertile.source import Loc
 
 __all__ = ["Compiled", "compile_source", "disassemble", "loaded", "triton_version", "written"]
 
 MINIMUM = (3, 4)
+NATIVE_FP8 = 89
 _PTXAS_LINE = re.compile(r"^ptxas (\S+), line (\d+); (.*)$", re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
@@ -108,6 +111,50 @@ def loaded(path: Path) -> ModuleType:
 
 def compile_source(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     """A cubin for `arch`; CompileError at the user's line where Triton or ptxas refuse."""
+    if emitted.narrow_floats and capability(arch) < NATIVE_FP8:
+        # Triton keeps one table of fp8 conversions for a process, made for the first architecture that needs it.
+        # This process is for GPUs that convert natively; others get a process of their own.
+        return _in_a_process(emitted, arch, options)
+    return compile_here(emitted, arch, options)
+
+
+def _in_a_process(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
+    _triton()
+    sent = pickle.dumps((sys.path, str(config().cache_dir), emitted, arch, options))
+    done = subprocess.run([sys.executable, "-c", _CHILD], input=sent, capture_output=True, check=False, timeout=600)
+    try:
+        answer = pickle.loads(done.stdout)
+    except (pickle.UnpicklingError, EOFError):
+        text = _short(done.stderr.decode(errors="replace"))
+        raise InternalError(f"cuda backend: the compiling process ended with {done.returncode}: {text}") from None
+    if isinstance(answer, Compiled):
+        return answer
+    message, loc = answer
+    raise CompileError(message, loc)
+
+
+def answer_parent(emitted: Emitted, arch: str, options: CudaOptions) -> None:
+    """What the compiling process does: a pickled answer to standard output."""
+    answer: Any
+    try:
+        answer = compile_here(emitted, arch, options)
+    except CompileError as error:
+        answer = (error.message, error.loc)
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+_CHILD = """
+import os, pickle, sys
+path, cache, *request = pickle.loads(sys.stdin.buffer.read())
+sys.path[:] = path
+os.environ["PEERTILE_CACHE_DIR"] = cache
+from peertile.backends.cuda.triton_compile import answer_parent
+answer_parent(*request)
+"""
+
+
+def compile_here(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
+    """`compile_source` in this process."""
     triton = _triton()
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability(arch), 32)
     path = written(emitted.source, emitted.entry)

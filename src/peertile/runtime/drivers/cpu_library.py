@@ -6,9 +6,7 @@ The object code is kept on disk under the hash of its text, so that only the fir
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,13 @@ __all__ = ["Native", "native"]
 
 _P: Final = ctypes.c_void_p
 _I: Final = ctypes.c_int64
-_DIGEST: Final = hashlib.sha256().digest_size
+_DIGEST: Final = 32  # bytes of sha256
+
+
+def _sha256(data: bytes) -> Any:
+    import hashlib  # takes 2 ms, which `import peertile` does not pay
+
+    return hashlib.sha256(data)
 
 
 class Native:
@@ -73,7 +77,7 @@ def _path(text: str) -> Path | None:
     if config().cache_max_bytes == 0:
         return None
     key = "\n".join([jit.llvmlite_version(), jit.host_cpu(), jit.host_features(), text])
-    return config().cache_dir / f"cpu-runtime-{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
+    return config().cache_dir / f"cpu-runtime-{_sha256(key.encode()).hexdigest()[:24]}.o"
 
 
 def _read(path: Path | None) -> bytes | None:
@@ -85,7 +89,7 @@ def _read(path: Path | None) -> bytes | None:
     except OSError:
         return None
     payload = data[_DIGEST:]
-    return payload if hashlib.sha256(payload).digest() == data[:_DIGEST] else None
+    return payload if _sha256(payload).digest() == data[:_DIGEST] else None
 
 
 def _write(path: Path | None, payload: bytes) -> None:
@@ -94,12 +98,14 @@ def _write(path: Path | None, payload: bytes) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        import tempfile  # slow to import, and only a cold start writes
+
         fd, temporary = tempfile.mkstemp(dir=path.parent)
     except OSError:
         return
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(hashlib.sha256(payload).digest() + payload)
+            file.write(_sha256(payload).digest() + payload)
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)

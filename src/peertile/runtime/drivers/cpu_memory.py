@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 import struct
 import sys
-import tempfile
 import threading
 from bisect import bisect_left, insort
 from collections import deque
@@ -220,7 +218,7 @@ class Segments:
     ranks of a process see it at one address (a second mapping would be the alias proxy)."""
 
     def __init__(self) -> None:
-        self._token = secrets.token_bytes(16)
+        self._token = os.urandom(16)
         self._next = 0
         # Protects the table, the counts and the mapping of segments; re-entrant, as garbage collection may free one.
         self._lock = threading.RLock()
@@ -336,6 +334,8 @@ def _unnamed_file() -> int:
     """Descriptor of a new file in memory that no path leads to."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("peertile", os.MFD_CLOEXEC)
+    import tempfile  # only where there is no memfd, and slow to import
+
     fd, path = tempfile.mkstemp(prefix="peertile-")
     os.unlink(path)
     return fd

@@ -1,0 +1,237 @@
+"""The memory of a machine: objects at addresses that are never reused, their bytes, shadow and words.
+
+Addresses are numbers of our own, so a run is the same every time, an address that was freed stays known, and the
+space between objects catches what runs over. Objects without backing cost nothing until they are touched.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from peertile.dtypes import DType
+from peertile.errors import InternalError
+from peertile.ir.types import SymmetricType, ViewType
+from peertile.sim.cells import Box, Geometry, Shadow, normal_box
+from peertile.sim.words import Word
+
+__all__ = ["AddressSpace", "Object", "Partitions", "Symmetric", "Tile", "View"]
+
+Bytes = npt.NDArray[np.uint8]
+FIRST_ADDRESS: Final = 1 << 56
+"""Beyond every address that the host uses, so that copies tell the two apart."""
+REDZONE: Final = 4096
+_POISON: Final = 0xFB
+
+
+class Partitions:
+    """The shadows of objects from run to run: the n-th object of a rank and its size name the partition."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int, bool], Shadow] = {}
+
+    def shadow(self, rank: int, ordinal: int, nbytes: int, zeroed: bool) -> Shadow:
+        key = (rank, ordinal, nbytes, zeroed)
+        shadow = self._kept.get(key)
+        if shadow is None:
+            shadow = self._kept[key] = Shadow(nbytes, zeroed=zeroed)
+        else:
+            shadow.clear()
+        return shadow
+
+
+class Tile(NamedTuple):
+    """Where a tile of a view lies: its bytes (None: outside), the part inside the view, and that part of the tile
+    (None: all of it)."""
+
+    box: Box | None
+    inside: tuple[slice, ...]
+    part: tuple[slice, ...] | None
+
+
+class Object:
+    """One allocation. `freed_by` says who gave it back."""
+
+    __slots__ = (
+        "base", "data", "freed_by", "name", "nbytes", "rank", "shadow", "sizes", "typed_", "views", "watchers", "words",
+        "zeroed",
+    )  # fmt: skip
+
+    def __init__(self, base: int, nbytes: int, rank: int, name: str, shadow: Shadow, data: Bytes, zeroed: bool) -> None:
+        self.base = base
+        self.nbytes = nbytes
+        self.rank = rank
+        self.name = name
+        self.shadow = shadow
+        self.data = data
+        self.zeroed = zeroed
+        self.freed_by: str | None = None
+        self.words: dict[tuple[int, DType], Word] = {}
+        self.sizes: set[int] = set()
+        self.typed_: dict[DType, npt.NDArray[Any]] = {}
+        self.views: dict[Any, View] = {}
+        self.watchers = False
+
+    def typed(self, dtype: DType) -> npt.NDArray[Any]:
+        """All bytes as elements of `dtype`."""
+        array = self.typed_.get(dtype)
+        if array is None:
+            whole = self.nbytes // dtype.itemsize * dtype.itemsize
+            array = self.typed_[dtype] = self.data[:whole].view(dtype.numpy)
+        return array
+
+    def get(self, dtype: DType, offset: int) -> Any:
+        """The element at byte `offset`: an int, a bool or a numpy scalar."""
+        size = dtype.itemsize
+        if offset % size:
+            return scalar(np.frombuffer(self.data[offset : offset + size].tobytes(), dtype.numpy)[0], dtype)
+        return scalar(self.typed(dtype)[offset // size], dtype)
+
+    def set(self, dtype: DType, offset: int, value: Any) -> None:
+        size = dtype.itemsize
+        if offset % size:
+            self.data[offset : offset + size] = np.frombuffer(np.asarray(value).astype(dtype.numpy).tobytes(), np.uint8)
+        else:
+            self.typed(dtype)[offset // size] = value
+
+    def word(self, dtype: DType, offset: int, name: str) -> Word:
+        """The word of `dtype` at byte `offset`, with the history of its ordered accesses."""
+        key = (offset, dtype)
+        word = self.words.get(key)
+        if word is None:
+            box = self.shadow.box((offset, (), dtype.itemsize))
+            word = self.words[key] = Word(name, self.rank, offset, dtype, box, self.get(dtype, offset))
+            self.sizes.add(dtype.itemsize)
+        elif len(self.sizes) > 1:  # the same bytes may be a word of another size too
+            value = self.get(dtype, offset)
+            if value != word.value:
+                word.reset(value)
+        return word
+
+    def reset(self) -> None:
+        """Forget what happened; the bytes are the caller's business."""
+        self.words.clear()
+        self.sizes.clear()
+        self.shadow.clear()
+        self.freed_by = None
+
+
+def scalar(value: Any, dtype: DType) -> Any:
+    """Numbers as programs of the machine hold them: int and bool for integers and bools, numpy scalars for floats."""
+    if dtype.is_bool:
+        return bool(value)
+    return int(value) if dtype.is_int else value
+
+
+class View:
+    """A view at run time: what the evaluator's `ViewRef` is, over an object of the machine. Strides in bytes."""
+
+    __slots__ = ("_array", "extents", "name", "object", "offset", "rank", "strides", "tiles", "type")
+
+    def __init__(
+        self, type: ViewType, object: Object, offset: int, extents: tuple[int, ...], strides: tuple[int, ...], name: str
+    ) -> None:
+        self.type = type
+        self.object = object
+        self.offset = offset
+        self.extents = extents
+        self.strides = strides
+        self.name = name
+        self.rank = object.rank
+        self._array: npt.NDArray[Any] | None = None
+        key = (offset, type.dtype.itemsize, extents, strides)
+        self.tiles: dict[Any, Tile] = object.shadow.tiles.setdefault(key, {})
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The elements, sharing the object's bytes."""
+        if self._array is None:
+            self._array = np.ndarray(
+                self.extents, self.type.dtype.numpy, self.object.data.data, self.offset, self.strides
+            )
+        return self._array
+
+    def ends(self) -> tuple[int, int]:
+        """[first, last) byte of the object that the view can reach."""
+        if 0 in self.extents:
+            return self.offset, self.offset
+        spans = [(n - 1) * s for n, s in zip(self.extents, self.strides, strict=True)]
+        low = self.offset + sum(s for s in spans if s < 0)
+        return low, self.offset + sum(s for s in spans if s > 0) + self.type.dtype.itemsize
+
+    def tile(self, origin: Sequence[int], shape: tuple[int, ...]) -> Tile:
+        """The tile of `shape` at element `origin`, clipped at the view's edge."""
+        counts = [max(0, min(n, extent - at)) for at, n, extent in zip(origin, shape, self.extents, strict=True)]
+        inside = tuple(slice(at, at + n) for at, n in zip(origin, counts, strict=True))
+        whole = tuple(counts) == tuple(shape)
+        offset = self.offset + sum(at * stride for at, stride in zip(origin, self.strides, strict=True))
+        geometry: Geometry | None = normal_box(offset, counts, self.strides, self.type.dtype.itemsize)
+        box = None if geometry is None else self.object.shadow.box(geometry)
+        return Tile(box, inside, None if whole else tuple(slice(0, n) for n in counts))
+
+
+class Symmetric:
+    """A symmetric object as one rank sees it: the views of all ranks."""
+
+    __slots__ = ("rank", "type", "views")
+
+    def __init__(self, type: SymmetricType, views: tuple[View, ...], rank: int) -> None:
+        self.type = type
+        self.views = views
+        self.rank = rank
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return self.views[self.rank].extents
+
+
+class AddressSpace:
+    """Every object that the machine ever had, by address."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._starts: list[int] = []
+        self._objects: list[Object] = []
+        self._next = FIRST_ADDRESS
+        self._ordinals: dict[int, int] = {}
+
+    def make(self, nbytes: int, rank: int, name: str, *, zeroed: bool = False, backing: Bytes | None = None) -> Object:
+        """A new object. `backing` gives its bytes instead of memory of its own."""
+        ordinal = self._ordinals.get(rank, 0)
+        self._ordinals[rank] = ordinal + 1
+        base = self._next
+        self._next += -(-(nbytes + REDZONE) // 4096) * 4096
+        if backing is None:
+            # Fresh pages of the system are zero and take no memory before they are touched.
+            backing = np.zeros(max(nbytes, 1), np.uint8)
+            if not zeroed and nbytes <= 1 << 20:
+                backing[:] = _POISON
+        shadow = self._partitions.shadow(rank, ordinal, nbytes, zeroed)
+        made = Object(base, nbytes, rank, name, shadow, backing, zeroed)
+        self._starts.append(base)
+        self._objects.append(made)
+        return made
+
+    @property
+    def objects(self) -> Sequence[Object]:
+        return self._objects
+
+    def find(self, address: int) -> tuple[Object, int] | None:
+        """The object that `address` belongs to, its redzone included, and the byte of it; None for a host address."""
+        if address < FIRST_ADDRESS:
+            return None
+        k = bisect_right(self._starts, address) - 1
+        if k < 0 or address >= self._next:
+            return None
+        return self._objects[k], address - self._starts[k]
+
+    def at(self, address: int) -> tuple[Object, int]:
+        """As `find`, of an address that must be one of ours."""
+        found = self.find(address)
+        if found is None:
+            raise InternalError(f"address {address:#x} belongs to no object of the machine")
+        return found

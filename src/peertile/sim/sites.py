@@ -1,0 +1,61 @@
+"""Places in programs from which memory is accessed: what a report says about an access beside who and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from peertile.memory_model import Order, Proxy, Scope
+from peertile.source import Loc
+
+if TYPE_CHECKING:
+    from peertile.sim.agents import Agent
+
+__all__ = ["Site", "Verb"]
+
+
+class Verb(Enum):
+    """What an access does, as a report says it."""
+
+    READS = "reads"
+    WRITES = "writes"
+    UPDATES = "updates"
+    WAITS = "waits for"
+    FILLS = "fills"
+    COPIES_FROM = "copies from"
+    COPIES_TO = "copies to"
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """One place: made once, shared by all accesses from it. `size` is bytes per element, `name` the object in
+    the words of the program, `unit` the bytes that one index of it counts."""
+
+    verb_kind: Verb
+    name: str
+    size: int
+    order: Order = Order.WEAK
+    scope: Scope | None = None
+    loc: Loc | None = None
+    proxy: Proxy = Proxy.GENERIC
+    code: str = ""
+    kind: tuple[int, Scope | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = (self.size, self.scope)
+
+    @property
+    def verb(self) -> str:
+        """The access with its order and scope: "writes (release, system)"."""
+        scope = f", {self.scope.value}" if self.scope is not None else ""
+        proxy = f", {self.proxy.value} proxy" if self.proxy is not Proxy.GENERIC else ""
+        return f"{self.verb_kind.value} ({self.order.value}{scope}{proxy})"
+
+    def reaches(self, one: Agent, two: Agent) -> bool:
+        """Whether the scope includes both agents."""
+        if self.scope is Scope.SYSTEM:
+            return True
+        if self.scope is Scope.DEVICE:
+            return one.rank == two.rank and not one.is_host and not two.is_host
+        return self.scope is Scope.PROGRAM and one is two

@@ -1,0 +1,272 @@
+"""Words that order: the writes of one element that is accessed with an order, and what a read of it acquires.
+
+A `Word` keeps every write of its run in modification order with the clock that the write released. Which clock a
+reader acquires is decided here, by the rules of docs/concepts/memory-model.md: what a read returned (MM-24 to
+MM-26), and for waits what they could not have passed without (MM-27, MM-28). No values of tiles, no schedule.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from peertile.dtypes import DType
+from peertile.meaning.numbers import satisfies
+from peertile.memory_model import Cmp, Scope
+from peertile.sim.agents import Denied
+from peertile.sim.clocks import Clock, join, necessary
+
+if TYPE_CHECKING:
+    from peertile.sim.agents import Agent
+    from peertile.sim.cells import Box
+    from peertile.sim.sites import Site
+
+__all__ = ["History", "Rule", "Word", "Write"]
+
+
+class Rule(Enum):
+    """What a wait is ordered after."""
+
+    EVENT = "event"
+    """Every event without which it could not have passed: the verdict does not depend on who was ahead."""
+    READS_FROM = "reads_from"
+    """The write that it read: what is certain of this run. Directed runs confirm a race under it."""
+
+
+class History(Enum):
+    """How a word has been written in this run, which decides what can be said of its waits."""
+
+    NONE = "none"
+    CHAIN = "chain"
+    """Stores, each ordered after the one before it, upwards: one writer."""
+    ADDS = "adds"
+    OTHER = "other"
+    """Several writers, resets, exchanges: judged by what was read."""
+
+
+class Write:
+    """One write: its value, who made it in which epoch, and what it released (None: nothing).
+
+    `released` includes what the writes that it continues have released; `own` does not."""
+
+    __slots__ = ("agent", "entry", "epoch", "own", "released", "scope", "site", "value")
+
+    def __init__(
+        self, value: Any, agent: Agent | None, site: Site | None, own: Clock | None, released: Clock | None,
+        scope: Scope | None,
+    ) -> None:  # fmt: skip
+        self.value = value
+        self.agent = agent
+        self.site = site
+        self.own = own
+        self.released = released
+        self.scope = scope
+        self.entry = -1 if agent is None else agent.entry
+        self.epoch = 0 if agent is None else agent.clock[agent.entry]
+
+
+class Word:
+    """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
+
+    __slots__ = (
+        "box", "dtype", "floors", "history", "index", "mask", "name", "offset", "rank", "start", "waiters", "writes",
+    )  # fmt: skip
+
+    def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
+        self.name = name
+        self.rank = rank
+        self.offset = offset
+        self.dtype = dtype
+        self.box = box
+        self.start = start
+        self.mask = (1 << dtype.bits) - 1
+        self.index: tuple[int, ...] = ()
+        self.writes: list[Write] = [Write(start, None, None, None, None, None)]
+        self.floors: dict[int, list[tuple[int, int]]] = {}
+        self.history = History.NONE
+        self.waiters: list[Any] = []
+
+    @property
+    def value(self) -> Any:
+        """The newest value."""
+        return self.writes[-1].value
+
+    def spelled(self) -> str:
+        """The word for people: "ready.arrived[0, 1] on rank 1"."""
+        index = f"[{', '.join(map(str, self.index))}]" if self.index else f" at byte {self.offset}"
+        return f"{self.name}{index} on rank {self.rank}"
+
+    # ---------------------------------------------------------------- writes
+
+    def reset(self, value: Any) -> None:
+        """A weak write that everything before is ordered before: the word starts anew."""
+        self.start = value
+        self.writes = [Write(value, None, None, None, None, None)]
+        self.floors = {}
+        self.history = History.NONE
+
+    def disturb(self, value: Any, agent: Agent, site: Site) -> None:
+        """A weak write that meets ordered ones: it releases nothing."""
+        self.writes.append(Write(value, agent, site, None, None, None))
+        self.history = History.OTHER
+
+    def _release(self, agent: Agent, site: Site) -> tuple[Clock | None, Scope | None]:
+        if site.order.releases:
+            return agent.release(site), site.scope
+        return agent.fenced, agent.fenced_scope if agent.fenced is not None else site.scope
+
+    def store(self, value: Any, agent: Agent, site: Site) -> None:
+        last = self.writes[-1]
+        if self.history is History.NONE:
+            self.history = History.CHAIN
+        if self.history is not History.CHAIN or not (
+            agent.clock.get(last.entry, 0) >= last.epoch and satisfies(Cmp.AT_LEAST, value, last.value, self.dtype)
+        ):
+            self.history = History.OTHER
+        write = Write(value, agent, site, None, None, None)
+        write.own, write.scope = self._release(agent, site)
+        write.released = write.own
+        self.writes.append(write)
+
+    def update(self, value: Any, agent: Agent, site: Site, adds: bool) -> None:
+        """A read-modify-write: continues the release sequence of the write that it read, the last one."""
+        last = self.writes[-1]
+        if self.history is History.NONE and adds:
+            self.history = History.ADDS
+        elif self.history is not History.ADDS or not adds:
+            self.history = History.OTHER
+        write = Write(value, agent, site, None, None, None)
+        own, write.scope = self._release(agent, site)
+        write.own = own
+        if last.released is None or last.released is own:
+            write.released = own
+        else:
+            write.released = dict(last.released)
+            if own is not None:
+                join(write.released, own)
+            if write.scope is not Scope.SYSTEM and last.scope is Scope.SYSTEM and own is None:
+                write.scope = last.scope
+        self.writes.append(write)
+
+    # ---------------------------------------------------------------- reads
+
+    def floor(self, agent: Agent) -> int:
+        """The oldest write that the agent may still read: never behind what it has read, nor behind a write or a
+        read that happens before it."""
+        writes, clock = self.writes, agent.clock
+        last = len(writes) - 1
+        get = clock.get
+        low = 0
+        for k in range(last, 0, -1):
+            write = writes[k]
+            if get(write.entry, 0) >= write.epoch:
+                low = k
+                break
+        if low < last:
+            for entry, seen in self.floors.items():
+                known = get(entry, 0)
+                at = bisect_right(seen, (known, last + 1)) - 1
+                if at >= 0 and seen[at][1] > low:
+                    low = seen[at][1]
+        return low
+
+    def note(self, agent: Agent, k: int) -> None:
+        """The agent has read write `k`."""
+        entry = agent.entry
+        epoch = agent.clock[entry]
+        seen = self.floors.get(entry)
+        if seen is None:
+            self.floors[entry] = [(epoch, k)]
+        elif seen[-1][0] == epoch:
+            seen[-1] = (epoch, k)
+        else:
+            seen.append((epoch, k))
+
+    def take(self, write: Write, agent: Agent, site: Site) -> None:
+        """What a read of `write` from `site` acquires, now or at the agent's next fence."""
+        released = write.released
+        if released is None:
+            if write.agent is not None and write.agent is not agent and write.site is not None:
+                agent.denied = Denied(site, f"{write.site.verb_kind.value} it {write.site.order.value}: it releases nothing")
+            return
+        writer = write.agent
+        assert writer is not None
+        if writer is not agent:
+            reader_site = site
+            if site.scope is not Scope.SYSTEM and not site.reaches(agent, writer):
+                agent.denied = Denied(reader_site, f"its {_scope(site.scope)} scope does not include {writer.where()}")
+                return
+            if write.scope is not Scope.SYSTEM and not _reaches(write.scope, writer, agent):
+                agent.denied = Denied(
+                    site, f"the {_scope(write.scope)} scope of the write by {writer.where()} does not include {agent.where()}"
+                )
+                return
+        if site.order.acquires:
+            join(agent.clock, released)
+            return
+        if agent.pending is None:
+            agent.pending = dict(released)
+        else:
+            join(agent.pending, released)
+        if writer is not agent:
+            agent.denied = Denied(site, "it is relaxed and no fence follows before the access")
+
+    def pass_wait(self, cmp: Cmp, expected: Any, agent: Agent, site: Site, rule: Rule) -> Any:
+        """A wait that the newest value satisfies: acquires, and gives the value."""
+        writes = self.writes
+        last = len(writes) - 1
+        k = last
+        if rule is Rule.EVENT and cmp is not Cmp.NE and cmp is not Cmp.LE and cmp is not Cmp.LT:
+            if self.history is History.CHAIN:
+                dtype = self.dtype
+                while k > 0 and satisfies(cmp, writes[k - 1].value, expected, dtype):
+                    k -= 1
+            elif self.history is History.ADDS and cmp is not Cmp.EQ:
+                self._take_necessary(cmp, expected, agent, site)
+                self.note(agent, last)
+                return writes[last].value
+        if k:
+            self.take(writes[k], agent, site)
+        self.note(agent, k)
+        return writes[last].value
+
+    def _take_necessary(self, cmp: Cmp, expected: Any, agent: Agent, site: Site) -> None:
+        """On a word of adds: acquires what no choice of sufficient adds could have left out."""
+        need = int(expected) - int(self.start) + (cmp is Cmp.GT)
+        if cmp is Cmp.AT_LEAST:
+            need = (need & self.mask) - ((need & (self.mask + 1 >> 1)) << 1)
+        adds: list[tuple[int, Clock]] = []
+        before = int(self.start)
+        for write in self.writes[1:]:
+            weight = (int(write.value) - before) & self.mask
+            before = int(write.value)
+            usable = write.own is not None and (
+                write.agent is agent
+                or (_reaches(write.scope, write.agent, agent) and site.reaches(agent, write.agent))
+            )
+            adds.append((weight, write.own if usable and write.own is not None else {}))
+        if not adds or need <= 0:
+            return
+        found = necessary(adds, need)
+        if site.order.acquires:
+            join(agent.clock, found)
+        elif agent.pending is None:
+            agent.pending = found
+        else:
+            join(agent.pending, found)
+
+
+def _reaches(scope: Scope | None, writer: Agent | None, reader: Agent) -> bool:
+    if scope is Scope.SYSTEM:
+        return True
+    return (
+        scope is Scope.DEVICE
+        and writer is not None
+        and writer.rank == reader.rank
+        and not (writer.is_host or reader.is_host)
+    ) or (scope is Scope.PROGRAM and writer is reader)
+
+
+def _scope(scope: Scope | None) -> str:
+    return scope.value if scope is not None else "missing"
