@@ -78,9 +78,7 @@ def sum_and_update(
 
 
 @pt.kernel
-def predict(
-    best: T.Exclusive, images: T.Shared, w1: T.Shared, b1: T.Shared, w2: T.Shared, b2: T.Shared
-):
+def predict(best: T.Exclusive, images: T.Shared, w1: T.Shared, b1: T.Shared, w2: T.Shared, b2: T.Shared):
     """Scores of every class, one block of rows per program."""
     row, _ = best.index
     x = images.load((row, 0), (ROWS, FEATURES))

@@ -74,7 +74,7 @@ class GroupLike(Protocol):
 
 
 class Compiler(Protocol):
-    """What kernels ask of the compiler (compiler.py)."""
+    """What kernels ask of the compiler (direct.py, which asks compiler.py)."""
 
     def compile_function(
         self, fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
@@ -85,7 +85,7 @@ class Compiler(Protocol):
 def _compiler() -> Compiler:
     """The compiler, loaded at the first compilation: frontend, passes and backend are most of the package,
     and a program that only inspects, waits or coordinates must not pay for them at import."""
-    compiler: Any = importlib.import_module("peertile.compiler")
+    compiler: Any = importlib.import_module("peertile.direct")
     return compiler  # type: ignore[no-any-return]
 
 
@@ -104,7 +104,7 @@ class Specialization:
 class _Bound:
     """Arguments of one call, bound and packed."""
 
-    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "key", "params")
+    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "key", "packed", "params", "uses")
 
     def __init__(
         self,
@@ -125,6 +125,10 @@ class _Bound:
         self.grid = grid
         self.device = device
         self.group = group
+        self.uses = [use for argument in arguments for use in argument.uses]
+        # The words as passed, once they are known to launch: arguments do not change, so a repeated launch of
+        # one binding does not check and join them again.
+        self.packed: bytes | None = None
 
 
 _SCALAR_FORMAT = {
@@ -384,9 +388,6 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         device, group = bound.device, bound.group
         if group is not None:
             group.check()
-        uses = [use for argument in bound.arguments for use in argument.uses]
-        _check_exclusive(kernel.name, bound, uses)
-        _check_launch(kernel.name, spec, bound)
         module = spec.modules.get(id(device))
         if module is None:
             module = spec.modules[id(device)] = device.driver.load_module(spec.binary)
@@ -399,14 +400,10 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
                 spec.binary.waits,
                 sink_for(spec.binary.places, group.rank if group is not None else None),
             )
-        if spec.compiled.has_mailbox:
-            signature = struct.pack("<q", _signature(kernel.name, bound, spec.compiled.steering))
-            args = b"".join(
-                a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments
-            )
-        else:
-            args = b"".join([a.words for a in bound.arguments])
-        context.leases += device.leases.acquire(context, uses)
+        args = bound.packed
+        if args is None:
+            args = bound.packed = _pack(kernel.name, spec, bound)
+        context.leases += device.leases.acquire(context, bound.uses)
         context.keep.append((bound, spec))
         assert bound.grid is not None
         driver = device.driver
@@ -418,6 +415,16 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             ticket = driver.launch(context.stream.handle, module, bound.grid, args, options)
             context.add_ticket(ticket, lambda record: _explain(record, spec, kernel.name, group))
         return bound.given
+
+
+def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
+    """The words of all arguments, after the checks that a launch makes of them."""
+    _check_exclusive(name, bound, bound.uses)
+    _check_launch(name, spec, bound)
+    if not spec.compiled.has_mailbox:
+        return b"".join([a.words for a in bound.arguments])
+    signature = struct.pack("<q", _signature(name, bound, spec.compiled.steering))
+    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments)
 
 
 def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:

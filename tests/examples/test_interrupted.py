@@ -84,7 +84,7 @@ def test_exception_in_one_rank_is_reported_by_every_other(tmp_path):
         "pt.run(job.main)\n"
     )
     job = Job(program)
-    status, errors, seconds = job.end()
+    status, errors, _ = job.end()
     assert status == 1
     assert errors.count("peertile.errors.PeerFailed: rank 1 failed: ValueError: bad data") == 3
     assert "ValueError: bad data" in errors

@@ -210,7 +210,9 @@ def test_inputs_smaller_than_the_output_are_refused_at_launch():
     assert "pass tensors whose extents agree" in str(caught.value)
     with pytest.raises(LaunchError) as caught:
         add(z.partition(8), x, pt.ones((64,), pt.f32)).sync()
-    assert str(caught.value).startswith("add: tiles of 8 along axis 0 of z must be no more than tiles of 8 along axis 0 of x")
+    assert str(caught.value).startswith(
+        "add: tiles of 8 along axis 0 of z must be no more than tiles of 8 along axis 0 of x"
+    )
     assert (z.numpy() == 5).all()
 
 

@@ -136,9 +136,7 @@ def meets(group, programs, rounds):
         out = pt.zeros((programs,), pt.i64)
         meet(out.partition(1), x, b, rounds).sync()
         other = (group.rank + 1) % group.size
-        expected = [
-            sum(other * 1000 + (p + 1) % programs * 10 + k for k in range(rounds)) for p in range(programs)
-        ]
+        expected = [sum(other * 1000 + (p + 1) % programs * 10 + k for k in range(rounds)) for p in range(programs)]
         assert out.numpy().tolist() == expected
     return True
 

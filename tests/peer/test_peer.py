@@ -109,7 +109,9 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
     kind, text, slot, expected = results[0]
     assert (kind, slot, expected) == ("WaitTimeout", 0, 1)
     first, *rest = text.splitlines()
-    assert first.startswith("wait for ready, slot 0: nothing came within 1 s; expected 1, last seen 0 (rank 0, program 0, ")
+    assert first.startswith(
+        "wait for ready, slot 0: nothing came within 1 s; expected 1, last seen 0 (rank 0, program 0, "
+    )
     assert first.endswith(" in wait_for")
     assert "ready.wait()" in "\n".join(rest)
     assert results[1][0] == "PeerFailed"
@@ -149,9 +151,10 @@ def test_heap_too_small_says_what_was_asked_used_and_free():
 
 
 def test_freed_objects_are_reused_and_refused():
-    assert spawn(peer_ranks.reuse_after_free, 2) == [
-        ("UsageError", "Tensor.numpy: tensor f32[1000] was freed; use it before that")
-    ] * 2
+    assert (
+        spawn(peer_ranks.reuse_after_free, 2)
+        == [("UsageError", "Tensor.numpy: tensor f32[1000] was freed; use it before that")] * 2
+    )
 
 
 @pytest.mark.feature("D8", "cpu")
@@ -168,7 +171,9 @@ def test_heap_after_close_is_refused():
     heap.close()
     with pytest.raises(UsageError, match=r"^tensor f32\[4\]: the symmetric heap was closed; allocate before that$"):
         heap.empty((4,), pt.f32)
-    with pytest.raises(UsageError, match=r"^Tensor.numpy: tensor f32\[16\] was closed with its heap; use it before that$"):
+    with pytest.raises(
+        UsageError, match=r"^Tensor.numpy: tensor f32\[16\] was closed with its heap; use it before that$"
+    ):
         x.numpy()
 
 

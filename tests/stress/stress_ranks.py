@@ -38,7 +38,7 @@ def rounds_of_a_mailbox(wrong: T.Exclusive, box: T.Mailbox, rounds: T.i64, seed:
 @pt.kernel
 def rounds_of_signals(wrong: T.Exclusive, x: T.Peer, ready: T.Signal, rounds: T.i64, seed: T.i64):
     """Push and pull of one word a program with two signals a round; counts wrong words."""
-    p, me, n = T.program_id(0), x.rank, x.num_ranks
+    p, me = T.program_id(0), x.rank
     bad = T.i64(0)
     state = seed + me * 7919 + p * 104729
     for e in T.range(rounds):

@@ -93,6 +93,26 @@ class Compiled(NamedTuple):
     """Accesses by how they are known to be in bounds: proven, launch, kernel."""
     stages: Callable[[], dict[str, str]]
 
+    def to_bytes(self) -> bytes:
+        """Everything but `stages`, for a cache: one line of JSON, then the binary."""
+        steering = None if self.steering is None else sorted(self.steering)
+        head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds]
+        return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
+
+    @staticmethod
+    def from_bytes(data: bytes, stages: Callable[[], dict[str, str]]) -> Compiled:
+        """The inverse of `to_bytes`."""
+        line, binary = data.split(b"\n", 1)
+        has_mailbox, steering, checks, bounds = json.loads(line)
+        return Compiled(
+            Binary.from_bytes(binary),
+            has_mailbox,
+            None if steering is None else frozenset(steering),
+            tuple(LaunchCheck(*check) for check in checks),
+            bounds,
+            stages,
+        )
+
 
 _LocList = list[Any] | None
 

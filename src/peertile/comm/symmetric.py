@@ -387,9 +387,9 @@ class _Channel:
 
     def _finish(self, kind: Any, words: tuple[int, ...], max_programs: int | None = None) -> None:
         heap = self.heap
-        uses = tuple(
-            Use(s, 0, s.nbytes, writes=True, channel=True) for s in [*self._shared, *(t.storage for t in self._own)]
-        )
+        # One lease speaks for the channel: its memories are used together or not at all, and it keeps them.
+        first = self._shared[0]
+        uses = (Use(first, 0, first.nbytes, writes=True, channel=True),)
         self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs)
         heap._channels.append(self)
         # Words must be zero on every rank before a peer's first store can arrive.

@@ -223,17 +223,10 @@ class Shadow:
             box.cells.append(cell)
         return box
 
-    def common(self, box: Box, cell: Cell) -> list[Run]:
-        """Bytes of `cell` (a part of `box`), for a report."""
-        found = []
-        for start, end in box.runs:
-            k = bisect_right(self._starts, start) - 1
-            while k < len(self._starts) and self._starts[k] < end:
-                stop = self._starts[k + 1] if k + 1 < len(self._starts) else self.nbytes
-                if self._cells[k] is cell:
-                    found.append((max(self._starts[k], start), min(stop, end)))
-                k += 1
-        return merged(found)
+    def extent(self, cell: Cell) -> list[Run]:
+        """Bytes of `cell`, for a report."""
+        ends = [*self._starts[1:], self.nbytes]
+        return merged([(a, b) for a, b, c in zip(self._starts, ends, self._cells, strict=True) if c is cell])
 
 
 class Conflict(NamedTuple):

@@ -70,7 +70,7 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "history", "index", "mask", "name", "offset", "rank", "start", "waiters", "writes",
+        "box", "dtype", "floors", "history", "home", "index", "mask", "name", "offset", "rank", "start", "waiters", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
@@ -86,6 +86,8 @@ class Word:
         self.floors: dict[int, list[tuple[int, int]]] = {}
         self.history = History.NONE
         self.waiters: list[Any] = []
+        self.home: Any = None
+        """The object that it lies in."""
 
     @property
     def value(self) -> Any:

@@ -131,6 +131,13 @@ class Maker:
 
     def store(self):
         k, r = self.k, self.r
+        if r.random() < 0.2:  # over what it was loaded from, element by element or not
+            at = [self.index(), self.index()]
+            v = k.load(k.p["z"], at, (16, 16))
+            if r.random() < 0.7:
+                v = k.permute(v, (1, 0))
+            k.store(k.p["z"], k.add(v, self.pick((16, 16), i32)), at)
+            return
         if r.random() < 0.5:
             k.store(k.p["w"], self.pick((64,), i32), [self.index()])
         else:
@@ -152,9 +159,15 @@ class Maker:
         alike = [self.pick(first.type.shape, first.type.dtype) for _ in range(count)]
         return [first, *alike, self.pick(), self.k.const(self.r.randint(0, 3))]
 
-    def next(self, types, made):
+    def next(self, types, made, args=()):
         """Values for the carried types: what the block made, or anything that fits."""
         out = []
+        if args and self.r.random() < 0.3:  # hand the carried values on in another order
+            by_type = {t: [a for a in args if a.type == t] for t in types}
+            for t in types:
+                by_type[t] = by_type[t][1:] + by_type[t][:1]
+                out.append(by_type[t][0])
+            return out
         for t in types:
             found = [v for v in made[0] + made[1] if v.type == t]
             if found and self.r.random() < 0.8:
@@ -184,7 +197,7 @@ class Maker:
                     k.b.emit(leave, self.next(types, inner))
 
                 k.when(c, go)
-            out = self.next(types, made)
+            out = self.next(types, made, args)
             self.values, self.scalars = values, scalars
             return out
 
@@ -210,7 +223,7 @@ class Maker:
                 k.compare(Compare.GE, trip, k.const(limit)),
                 lambda: k.b.emit(ops.Break, self.next(results, made)) and None,
             )
-            out = [*self.next(types, made), k.add(trip, k.const(1))]
+            out = [*self.next(types, made, args[:-1]), k.add(trip, k.const(1))]
             self.values, self.scalars = values, scalars
             return out
 

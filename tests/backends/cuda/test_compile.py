@@ -6,16 +6,16 @@ import sys
 
 import pytest
 from tests.backends.cuda.test_emit import gemm
-from tests.backends.cuda.util import K, memory_ops, parsed, view
+from tests.backends.cuda.util import K, N, casts, elementwise, memory_ops, parsed, view
 
 from peertile.backends.cuda import ptx, state
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.compile import compile_kernel, sass
 from peertile.backends.cuda.target import ARCHES, CudaOptions
-from peertile.dtypes import ALL_DTYPES, DType, b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
+from peertile.dtypes import ALL_DTYPES, DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.errors import CompileError
 from peertile.ir import ops
-from peertile.ir.ops import Binary, Compare, Fold, Rounding, Unary
+from peertile.ir.ops import Binary, Unary
 from peertile.ir.types import INDEX, Access, TileType
 from peertile.memory_model import Scope
 from peertile.source import Loc
@@ -23,7 +23,6 @@ from peertile.source import Loc
 pytestmark = pytest.mark.usefixtures("triton_needed")
 
 MAIN = ("sm_80", "sm_90", "sm_100", "sm_103")
-N = 256
 
 
 def small_floats(arch: str) -> list[DType]:
@@ -31,35 +30,6 @@ def small_floats(arch: str) -> list[DType]:
 
 
 # ---------------------------------------------------------------- every op, every dtype, every architecture
-
-
-def elementwise(d):
-    t, bools = TileType(d, (N,)), TileType(b1, (N,))
-    k = K(f"elementwise_{d}", x=view(d), y=view(d), z=view(d), c=view(b1))
-    x, y = k.load(k.x, k.const(0), t=t), k.load(k.y, k.const(0), t=t)
-    results = [(k.try_(ops.UnaryOp, x, results=(t,), fn=fn), k.z) for fn in Unary]
-    results += [(k.try_(ops.BinaryOp, x, y, results=(t,), fn=fn), k.z) for fn in Binary]
-    results += [(k.try_(ops.CompareOp, x, y, results=(bools,), fn=fn), k.c) for fn in Compare]
-    results += [(k.try_(ops.Fma, x, y, x, results=(t,)), k.z)]
-    equal = k.v(ops.CompareOp, x, y, t=bools, fn=Compare.EQ)
-    results += [(k.op(ops.Select, equal, x, y, results=(t,)), k.z)]
-    folds = [k.try_(ops.Reduce, x, results=(TileType(d),), fn=fn, axis=0) for fn in Fold]
-    results += [(k.op(ops.Broadcast, f.result, results=(t,)), k.z) for f in folds if f is not None]
-    for n, (op, out) in enumerate(results):
-        if op is not None:
-            k.store(out, op.result, k.const(n))
-    return k.done()
-
-
-def casts(d, targets):
-    k = K(f"cast_{d}", x=view(d), **{f"to_{o}": view(o) for o in targets})
-    x = k.load(k.x, k.const(0), t=TileType(d, (N,)))
-    modes = [(r, s) for r in (Rounding if d.is_float else [Rounding.DEFAULT]) for s in (False, True)]
-    for o in targets:
-        for i, (rounding, saturate) in enumerate(modes):
-            tile = k.v(ops.Cast, x, t=TileType(o, (N,)), rounding=rounding, saturate=saturate)
-            k.store(k.params[f"to_{o}"], tile, k.const(i))
-    return k.done()
 
 
 @pytest.mark.long

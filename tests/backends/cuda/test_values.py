@@ -3,47 +3,19 @@
 import numpy as np
 import pytest
 from tests.backends.cuda.interpreted import run_interpreted
-from tests.backends.cuda.util import K, parsed, view
+from tests.backends.cuda.util import MODES, K, N, casts, elementwise, numbers, parsed, same, view
 
 from peertile.dtypes import ALL_DTYPES, b1, bf16, f16, f32, f64, i8, i32, i64, u8, u64
 from peertile.ir import ops
 from peertile.ir.core import Block
-from peertile.ir.ops import Binary, Compare, Fold, Padding, Rounding, Unary
+from peertile.ir.ops import Binary, Compare, Padding
 from peertile.ir.types import INDEX, Partition, TileType, ViewType
 from peertile.meaning.grid import run_grid
 
 pytestmark = pytest.mark.usefixtures("triton_needed")
 
-TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 1e-5, "f64": 1e-12}
-N = 128
 # The interpreter computes with the bits of bf16 as integers: only what goes through f32 means anything there.
 THROUGH_F32 = [d for d in ALL_DTYPES if d != bf16]
-
-
-def numbers(rng, d, n=N):
-    """Random values of a dtype, its ends and specials among them."""
-    if d.is_bool:
-        return rng.integers(0, 2, n).astype(bool)
-    if d.is_int:
-        x = rng.integers(d.min, d.max, n, dtype=d.numpy, endpoint=True)
-        x = np.where(rng.integers(0, 3, n) == 0, rng.integers(0, 20, n).astype(d.numpy), x)
-        x[:8] = [0, d.max, d.min, 1, d.max, d.min, 0, 3]
-        if d.is_signed:
-            x[8:12] = [-1, d.min, -1, d.min]
-        return rng.permutation(x)
-    x = rng.standard_normal(n) * np.exp2(rng.integers(-10, 10, n))
-    x[:16] = [0, -0.0, 1, np.inf, -np.inf, np.nan, 2.5, -3.5, 300, -300, 7e4, -7e4, 3e9, -3e9, 1e19, -1e19]
-    with np.errstate(all="ignore"):
-        return (x.astype(np.float32) if d.bits < 32 else x).astype(d.numpy)
-
-
-def same(got, want, d, tolerance=None):
-    if not d.is_float:
-        return got == want
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    with np.errstate(all="ignore"):
-        near = np.abs(a - b) <= (TOLERANCE.get(d.name, 0) if tolerance is None else tolerance) * np.abs(b)
-    return (a == b) | (np.isnan(a) & np.isnan(b)) | near
 
 
 def agree(kernel, args, outputs, grid=1, **options):
@@ -64,47 +36,16 @@ def agree(kernel, args, outputs, grid=1, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("d", THROUGH_F32, ids=str)
 def test_every_elementwise_function_and_reduction_means_what_the_ir_says(d, rng):
-    t, bools = TileType(d, (N,)), TileType(b1, (N,))
-    k = K(f"elementwise_{d}", x=view(d), y=view(d), z=view(d), c=view(b1))
-    x, y = k.load(k.x, k.const(0), t=t), k.load(k.y, k.const(0), t=t)
-    count = 0
-
-    def keep(op, out):
-        nonlocal count
-        if op is not None:
-            k.store(out, op.result, k.const(count))
-            count += 1
-
-    for fn in Unary:
-        keep(k.try_(ops.UnaryOp, x, results=(t,), fn=fn), k.z)
-    for fn in Binary:
-        keep(k.try_(ops.BinaryOp, x, y, results=(t,), fn=fn), k.z)
-    for fn in Compare:
-        keep(k.try_(ops.CompareOp, x, y, results=(bools,), fn=fn), k.c)
-    equal = k.v(ops.CompareOp, x, y, t=bools, fn=Compare.NE)
-    keep(k.op(ops.Select, equal, x, y, results=(t,)), k.z)
-    keep(k.try_(ops.Fma, x, y, x, results=(t,)), k.z)
-    for fn in Fold:
-        folded = k.try_(ops.Reduce, x, results=(TileType(d),), fn=fn, axis=0)
-        keep(folded and k.op(ops.Broadcast, folded.result, results=(t,)), k.z)
-    size = count * N
+    kernel, size = elementwise(d), 64 * N
     args = [numbers(rng, d), numbers(rng, d), np.zeros(size, d.numpy), np.zeros(size, bool)]
-    agree(k.done(), args, ["z", "c"])
+    agree(kernel, args, ["z", "c"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("d", ALL_DTYPES, ids=str)
 def test_every_cast_rounds_and_saturates_as_the_ir_says(d, rng):
-    outs = {f"to_{o}": view(o) for o in ALL_DTYPES}
-    k = K(f"cast_{d}", x=view(d), **outs)
-    x = k.load(k.x, k.const(0), t=TileType(d, (N,)))
-    modes = [(r, s) for r in (Rounding if d.is_float else [Rounding.DEFAULT]) for s in (False, True)]
-    for o in ALL_DTYPES:
-        for i, (rounding, saturate) in enumerate(modes):
-            tile = k.v(ops.Cast, x, t=TileType(o, (N,)), rounding=rounding, saturate=saturate)
-            k.store(k.params[f"to_{o}"], tile, k.const(i))
-    args = [numbers(rng, d), *(np.zeros(len(modes) * N, o.numpy) for o in ALL_DTYPES)]
-    agree(k.done(), args, list(outs))
+    args = [numbers(rng, d), *(np.zeros(MODES * N, o.numpy) for o in ALL_DTYPES)]
+    agree(casts(d, ALL_DTYPES), args, [f"to_{o}" for o in ALL_DTYPES])
 
 
 @pytest.mark.parametrize("b", [1, 2, 3, 8, 10, -1, -3, 0])

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from peertile.dtypes import DType
+import numpy as np
+
+from peertile.dtypes import DType, b1
 from peertile.errors import VerifyError
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Value
+from peertile.ir.ops import Binary, Compare, Fold, Rounding, Unary
 from peertile.ir.text import parse_kernel
-from peertile.ir.types import INDEX, Access, PointerType, Space, TileType, Type, ViewType
+from peertile.ir.types import INDEX, Access, Space, TileType, Type, ViewType
 from peertile.ir.verify import verify
-from peertile.memory_model import Order, Scope
 
 PROVEN = ops.Bounds.PROVEN
+N = 128
+"""Elements of the tiles in kernels with every function."""
+MODES = 10
+"""Most tiles that `casts` writes for one dtype: each rounding, saturating and not."""
 
 
 class K:
@@ -96,4 +102,64 @@ def memory_ops(ptx: str) -> list[str]:
     return found
 
 
-__all__ = ["INDEX", "PROVEN", "K", "Order", "PointerType", "Scope", "body_of", "memory_ops", "parsed", "view"]
+# ---------------------------------------------------------------- kernels with every function
+
+
+def elementwise(d):
+    t, bools = TileType(d, (N,)), TileType(b1, (N,))
+    k = K(f"elementwise_{d}", x=view(d), y=view(d), z=view(d), c=view(b1))
+    x, y = k.load(k.x, k.const(0), t=t), k.load(k.y, k.const(0), t=t)
+    results = [(k.try_(ops.UnaryOp, x, results=(t,), fn=fn), k.z) for fn in Unary]
+    results += [(k.try_(ops.BinaryOp, x, y, results=(t,), fn=fn), k.z) for fn in Binary]
+    results += [(k.try_(ops.CompareOp, x, y, results=(bools,), fn=fn), k.c) for fn in Compare]
+    results += [(k.try_(ops.Fma, x, y, x, results=(t,)), k.z)]
+    equal = k.v(ops.CompareOp, x, y, t=bools, fn=Compare.EQ)
+    results += [(k.op(ops.Select, equal, x, y, results=(t,)), k.z)]
+    folds = [k.try_(ops.Reduce, x, results=(TileType(d),), fn=fn, axis=0) for fn in Fold]
+    results += [(k.op(ops.Broadcast, f.result, results=(t,)), k.z) for f in folds if f is not None]
+    for n, (op, out) in enumerate(results):
+        if op is not None:
+            k.store(out, op.result, k.const(n))
+    return k.done()
+
+
+def casts(d, targets):
+    k = K(f"cast_{d}", x=view(d), **{f"to_{o}": view(o) for o in targets})
+    x = k.load(k.x, k.const(0), t=TileType(d, (N,)))
+    modes = [(r, s) for r in (Rounding if d.is_float else [Rounding.DEFAULT]) for s in (False, True)]
+    for o in targets:
+        for i, (rounding, saturate) in enumerate(modes):
+            tile = k.v(ops.Cast, x, t=TileType(o, (N,)), rounding=rounding, saturate=saturate)
+            k.store(k.params[f"to_{o}"], tile, k.const(i))
+    return k.done()
+
+
+# ---------------------------------------------------------------- numbers
+
+TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 1e-5, "f64": 1e-12}
+
+
+def numbers(rng, d, n=N):
+    """Random values of a dtype, its ends and specials among them."""
+    if d.is_bool:
+        return rng.integers(0, 2, n).astype(bool)
+    if d.is_int:
+        x = rng.integers(d.min, d.max, n, dtype=d.numpy, endpoint=True)
+        x = np.where(rng.integers(0, 3, n) == 0, rng.integers(0, 20, n).astype(d.numpy), x)
+        x[:8] = [0, d.max, d.min, 1, d.max, d.min, 0, 3]
+        if d.is_signed:
+            x[8:12] = [-1, d.min, -1, d.min]
+        return rng.permutation(x)
+    x = rng.standard_normal(n) * np.exp2(rng.integers(-10, 10, n))
+    x[:16] = [0, -0.0, 1, np.inf, -np.inf, np.nan, 2.5, -3.5, 300, -300, 7e4, -7e4, 3e9, -3e9, 1e19, -1e19]
+    with np.errstate(all="ignore"):
+        return (x.astype(np.float32) if d.bits < 32 else x).astype(d.numpy)
+
+
+def same(got, want, d, tolerance=None):
+    if not d.is_float:
+        return got == want
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    with np.errstate(all="ignore"):
+        near = np.abs(a - b) <= (TOLERANCE.get(d.name, 0) if tolerance is None else tolerance) * np.abs(b)
+    return (a == b) | (np.isnan(a) & np.isnan(b)) | near

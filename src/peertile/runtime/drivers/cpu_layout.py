@@ -214,7 +214,7 @@ class C(IntEnum):
 
 
 ARGS: Final = 14  # argument block of a launch, where it fits
-COMMAND_WORDS: Final = 64
+COMMAND_WORDS: Final = 128
 
 DEVICE_BYTES: Final = (Dev.JOB0 + 32 * JOBS) * 8
 STREAM_BYTES: Final = (S.HISTORY + 2 * HISTORY) * 8

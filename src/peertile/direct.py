@@ -1,0 +1,176 @@
+"""Finds compiled kernels on disk without compiling anything: no frontend, no passes, no LLVM. Loads the
+compiler only when it does not find one.
+
+The key is made of what a compilation reads: the code of the function and of every function, constant and
+enum that its names reach, the parameter types and constants, the processor, and the identity of the
+compiler itself. It may take in more than the kernel uses (a miss too many, never a wrong hit); where a
+name reaches an object whose value it cannot write down, the kernel is compiled by the longer way.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Protocol
+
+from peertile.backends.binary import Compiled
+from peertile.backends.cache import default_cache, key_of
+from peertile.backends.cpu import jit
+from peertile.backends.cpu.target import host_target
+from peertile.dtypes import DType
+from peertile.ir.types import Type
+
+__all__ = ["compile_function", "fingerprint"]
+
+_OWN = "peertile."
+_FOLDERS = ("", "ir", "language", "frontend", "passes", "backends", "backends/cpu")
+
+
+class _Compiler(Protocol):
+    """compiler.py as seen from here."""
+
+    def compile_function(
+        self, fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+    ) -> Compiled: ...
+
+
+@functools.cache
+def _compiler() -> _Compiler:
+    compiler: Any = importlib.import_module("peertile.compiler")
+    return compiler  # type: ignore[no-any-return]
+
+
+def compile_function(
+    fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+) -> Compiled:
+    """The compiled form of `fn` for these types and constants: from the cache if it is there, else made and kept."""
+
+    def make() -> Compiled:
+        return _compiler().compile_function(fn, name, unsafe, types, consts)
+
+    parts = fingerprint(fn)
+    values = _written(tuple(consts.items()))
+    if parts is None or values is None:
+        return make()
+    signature = "; ".join(f"{parameter}: {t}" for parameter, t in types.items())
+    where = (host_target().key, jit.llvmlite_version(), jit.PASSES, _identity())
+    made: list[Compiled] = []
+
+    def content() -> bytes:
+        made.append(make())
+        return made[0].to_bytes()
+
+    data = default_cache().get(key_of(("direct", name, str(unsafe), signature, values, *where, *parts)), content)
+    if made:
+        return made[0]
+    # The stages are for people: made again by the compiler when somebody looks.
+    return Compiled.from_bytes(data, lambda: make().stages())
+
+
+@functools.cache
+def _identity() -> str:
+    """The compiler's own files: names, sizes and times, since a version number does not change with an edit."""
+    root = os.path.dirname(os.path.abspath(__file__))
+    parts = [sys.version]
+    for folder in _FOLDERS:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            files = sorted((e.name, e.stat()) for e in entries if e.name.endswith(".py"))
+        parts += [f"{folder}/{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files]
+    return "\n".join(parts)
+
+
+def fingerprint(fn: FunctionType) -> tuple[str, ...] | None:
+    """What the meaning of a kernel function depends on, written down; None where something cannot be."""
+    parts: list[str] = []
+    pending, seen = [fn], {fn}
+    while pending:
+        function = pending.pop()
+        parts.append("\n".join(_code(function.__code__)))
+        names = set(_names(function.__code__))
+        for name, value in _reached(function, names):
+            if isinstance(value, FunctionType) and not value.__module__.startswith(_OWN):
+                parts.append(f"{name} is {value.__qualname__}")
+                if value not in seen:
+                    seen.add(value)
+                    pending.append(value)
+                continue
+            text = _written(value)
+            if text is None:
+                return None
+            parts.append(f"{name} = {text}")
+        text = _written((function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))))
+        if text is None:
+            return None
+        parts.append(text)
+    return tuple(parts)
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    """A code object: what it does and where its lines are."""
+    yield f"{code.co_filename}:{code.co_firstlineno} {code.co_code.hex()} {code.co_linetable.hex()}"
+    yield f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _code(const)
+        else:
+            yield repr(const)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from code.co_freevars
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _reached(function: FunctionType, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of every global, closure variable and module attribute that the function may mean."""
+    scope = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:  # assigned later by the enclosing function
+            continue
+    for name in sorted(names):
+        if name not in scope:
+            continue
+        value = scope[name]
+        if isinstance(value, ModuleType):
+            yield name, _Named(value.__name__)
+            if not f"{value.__name__}.".startswith(_OWN):
+                for attribute in sorted(names):
+                    inner = vars(value).get(attribute)
+                    if inner is not None and not isinstance(inner, ModuleType):
+                        yield f"{name}.{attribute}", inner
+        else:
+            yield name, value
+
+
+class _Named(str):
+    """The name of something whose definition is covered elsewhere."""
+
+
+def _written(value: Any) -> str | None:
+    """A text that is equal exactly for equal values; None for objects that have none."""
+    if isinstance(value, _Named | bool | int | float | complex | str | bytes | None):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, DType):
+        return f"dtype {value.name}"
+    if isinstance(value, Enum):
+        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name} = {value.value!r}"
+    if isinstance(value, tuple):
+        parts = [_written(item) for item in value]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    if isinstance(value, type) and issubclass(value, Enum):
+        return f"{value.__module__}.{value.__qualname__}: {[(m.name, repr(m.value)) for m in value]}"
+    module = getattr(value, "__module__", None) or ""
+    if module.startswith(_OWN) or module == "builtins":
+        # Words of the language and builtins: what they mean is in the compiler, whose identity is in the key.
+        return f"{module}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return None

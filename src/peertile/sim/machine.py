@@ -1,0 +1,223 @@
+"""The machine: tasks on one thread under a chooser, memory, and verdicts. One object, no globals.
+
+A task runs from one synchronising operation to the next; between them nobody else can tell what it does, so
+only there the chooser is asked. A task that cannot go on is parked where what it waits for happens, and costs
+nothing meanwhile. When nobody is ready and somebody is parked, that is a deadlock.
+
+    READY ──run──> READY | PARKED | DONE        PARKED ──wake──> READY
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from peertile.sim.agents import Agent
+from peertile.sim.cells import Conflict, Record
+from peertile.sim.choices import Chooser
+from peertile.sim.clocks import Clock
+from peertile.sim.memory import AddressSpace, Object, Partitions
+from peertile.sim.report import race_between, unwritten
+from peertile.sim.sites import Site
+from peertile.sim.verdicts import Deadlock, Verdict, Waiter
+from peertile.sim.words import Rule, Word
+
+__all__ = ["Found", "Machine", "Park", "Task"]
+
+MAX_STALE: Final = 2
+"""How often in a row an agent may read the same replaced value: a write becomes visible in finite time."""
+
+
+class Found(Exception):
+    """Ends a run at its first fault."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.headline)
+        self.verdict = verdict
+
+
+class Task(Protocol):
+    """Something that the machine runs: a program, the engine of a stream, a host thread. Also an `Agent`."""
+
+    entry: int
+    rank: int
+    ready: bool
+    done: bool
+
+    def run(self) -> None:
+        """Up to the next synchronising operation. Parked afterwards where `ready` was cleared."""
+        ...
+
+    def waits(self) -> Waiter | None:
+        """Why it is parked, for a deadlock; None where it is idle and nobody minds."""
+        ...
+
+
+class Park:
+    """The order to hold a task at its first synchronising operation after an access: what a directed run does."""
+
+    __slots__ = ("active", "entry", "step")
+
+    def __init__(self, entry: int, step: int) -> None:
+        self.entry = entry
+        self.step = step
+        self.active = False
+
+
+class Machine:
+    """See the module docstring. `rule` is what waits are ordered after; `resident` bounds the programs of a rank
+    that run at once; `judge` tells whether races and such are reported at all."""
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        *,
+        ranks: int = 1,
+        rule: Rule = Rule.EVENT,
+        resident: int | None = None,
+        partitions: Partitions | None = None,
+        max_steps: int = 1_000_000,
+        judge: bool = True,
+        stale: bool = True,
+    ) -> None:
+        self.chooser = chooser
+        self.ranks = ranks
+        self.rule = rule
+        self.resident = resident
+        self.memory = AddressSpace(partitions if partitions is not None else Partitions())
+        self.max_steps = max_steps
+        self.judge = judge
+        self.stale = stale
+        self.ready: list[Task] = []
+        self.tasks: list[Task] = []
+        self.steps = 0
+        self.now_ns = 0
+        self.park: Park | None = None
+        self.current = 0
+        self.running: Task | None = None
+        self._entries: dict[tuple[object, ...], int] = {}
+        self._epochs: dict[int, int] = {}
+        self.on_idle: Callable[[], bool] | None = None
+        """Called when nobody is ready; True if that changed it (a timeout that passes)."""
+
+    # ---------------------------------------------------------------- entries and tasks
+
+    def entry(self, *key: object) -> int:
+        """The clock entry of what `key` names; the same one at every call."""
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = len(self._entries)
+        return found
+
+    def begin(self, agent: Agent, clock: Clock | None = None) -> None:
+        """A new life of the agent's entry, after what `clock` knows."""
+        epoch = self._epochs.get(agent.entry, 0) + 1
+        if clock is not None:
+            agent.clock = dict(clock)
+        agent.clock[agent.entry] = epoch
+        self._epochs[agent.entry] = epoch
+
+    def end(self, agent: Agent) -> None:
+        """The agent is done; its entry may be taken up by the next program of the same place."""
+        self._epochs[agent.entry] = agent.clock[agent.entry]
+
+    def add(self, task: Task) -> None:
+        self.tasks.append(task)
+        if task.ready:
+            self.ready.append(task)
+
+    def wake(self, task: Task) -> None:
+        if not task.ready and not task.done:
+            task.ready = True
+            self.ready.append(task)
+
+    def wake_all(self, waiters: list[Task]) -> None:
+        if waiters:
+            for task in waiters:
+                self.wake(task)
+            waiters.clear()
+
+    # ---------------------------------------------------------------- running
+
+    def loop(self, until: Callable[[], bool] | None = None) -> None:
+        """Runs until nobody is ready, or until `until()`. Raises `Found` at the first fault."""
+        ready = self.ready
+        choose = self.chooser.task
+        while True:
+            if not ready:
+                if self.on_idle is not None and self.on_idle():
+                    continue
+                return
+            if until is not None and until():
+                return
+            n = len(ready)
+            if n == 1:
+                k = 0
+            elif self.park is None:
+                k = choose(ready, self.current if self.current < n else 0)
+            else:
+                k = self._choose_around(self.park)
+            self.current = k
+            task = ready[k]
+            self.steps += 1
+            if self.steps > self.max_steps:
+                raise Found(self.deadlock(f"the run was longer than {self.max_steps} steps: nobody makes progress"))
+            self.running = task
+            task.run()
+            if not task.ready:
+                ready.pop(k)
+                self.current = k if k < len(ready) else 0
+                if task.done:
+                    self.tasks.remove(task)
+
+    def _choose_around(self, park: Park) -> int:
+        """A choice that leaves the held task alone as long as anybody else can go on."""
+        ready = self.ready
+        held = [k for k, task in enumerate(ready) if task.entry == park.entry and task.steps > park.step]  # type: ignore[attr-defined]
+        if not held or len(held) == len(ready):
+            return self.chooser.task(ready, self.current if self.current < len(ready) else 0)
+        park.active = True
+        others = [k for k in range(len(ready)) if k not in held]
+        if len(others) == 1:
+            return others[0]
+        return others[self.chooser.task([ready[k] for k in others], 0)]
+
+    def run(self) -> None:
+        """Runs to the end. Raises `Found` for a fault or a deadlock."""
+        self.loop()
+        if self.tasks:
+            waiters = [w for w in (task.waits() for task in self.tasks) if w is not None]
+            if waiters:
+                raise Found(Deadlock(waiters=tuple(waiters)))
+
+    def deadlock(self, why: str = "") -> Deadlock:
+        """A report of whoever has not ended."""
+        waiters = []
+        for task in self.tasks:
+            waiter = task.waits()
+            if waiter is not None:
+                waiters.append(waiter)
+        return Deadlock(waiters=tuple(waiters), why=why)
+
+    # ---------------------------------------------------------------- what memory reports
+
+    def conflict(self, found: Conflict, record: Record, target: Object) -> None:
+        """Two accesses were not ordered, or a read came before every write."""
+        if not self.judge:
+            return
+        assert record.site is not None
+        assert record.agent is not None
+        if found.earlier is None:
+            raise Found(unwritten(target, record))
+        raise Found(race_between(target, found, record))
+
+    def stale_read(self, word: Word, agent: Agent, site: Site) -> int:
+        """Which write a read returns: the newest, or any older one that the model allows."""
+        last = len(word.writes) - 1
+        if last == 0 or not self.stale:
+            return last
+        low = word.floor(agent)
+        if low >= last:
+            return last
+        return last - self.chooser.value(last - low + 1)
+

@@ -1,0 +1,462 @@
+"""A program at run time: an agent, a generator made by `translate`, and what its code calls to reach memory.
+
+Names are short where translated code uses them. Weak accesses are checked and done at once; an access with an
+order is a synchronising operation: the code yields before it, so that the machine may let others go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from peertile.dtypes import DType
+from peertile.meaning.numbers import apply_rmw, satisfies
+from peertile.memory_model import Cmp, Rmw, Scope
+from peertile.sim.agents import Agent, Kind
+from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
+from peertile.sim.clocks import join
+from peertile.sim.machine import MAX_STALE, Found, Machine
+from peertile.sim.memory import Object, Symmetric, View, scalar
+from peertile.sim.report import access_of
+from peertile.sim.sites import Site
+from peertile.sim.verdicts import Bounds, KernelFault, Lifetime, Waiter, WordMisuse
+from peertile.sim.words import History, Word
+
+if TYPE_CHECKING:
+    from peertile.sim.launches import Launch
+
+__all__ = ["Program", "ProgramFault"]
+
+Code = Generator[Any, None, None]
+_LIVE: Final = object()
+
+
+class ProgramFault(Exception):
+    """A check of a program failed; the launch decides what becomes of it. `kind` is the name of an ops.CheckKind."""
+
+    def __init__(self, kind: str, message: str, program: Program, place: int, got: int, limit: int, loc: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.program = program
+        self.place = place
+        self.got = got
+        self.limit = limit
+        self.loc = loc
+
+
+class Program(Agent):
+    """One program instance: agent and task in one."""
+
+    __slots__ = (
+        "at", "code", "done", "expected", "grid", "ids", "launch", "machine", "polls", "ready", "seen_before", "site",
+        "stale_count", "wrote",
+    )  # fmt: skip
+
+    def __init__(
+        self, machine: Machine, launch: Launch, entry: int, index: int, ids: tuple[int, ...], grid: tuple[int, ...]
+    ) -> None:
+        super().__init__(Kind.PROGRAM, launch.rank, entry, launch.name, index)
+        self.machine = machine
+        self.launch = launch
+        self.ids = ids
+        self.grid = grid
+        self.ready = True
+        self.done = False
+        self.code: Code
+        self.at: Any = None
+        """The word that the next synchronising operation is on, for exploration: None for none."""
+        self.site: Site | None = None
+        self.expected: Any = None
+        self.polls: dict[Word, int] = {}
+        self.seen_before: dict[int, dict[Word, int]] = {}
+        self.stale_count = 0
+        self.wrote = False
+
+    # ---------------------------------------------------------------- as a task
+
+    def run(self) -> None:
+        self.steps += 1
+        try:
+            if next(self.code):
+                self.ready = False
+        except StopIteration:
+            self.finish()
+        except ProgramFault as fault:
+            self.finish()
+            self.launch.fault(fault)
+
+    def finish(self) -> None:
+        self.ready = False
+        self.done = True
+        self.machine.end(self)
+        self.launch.ended(self)
+
+    def waits(self) -> Waiter | None:
+        if self.ready or self.site is None:
+            return Waiter(self.where(), "its turn" if self.ready else "a place to run: as many programs as fit are resident")
+        word = self.at
+        if isinstance(word, Word):
+            cmp = self.expected[0]
+            what = f"{word.spelled()} {cmp.value} {self.expected[1]}"
+            return Waiter(self.where(), what, str(word.value), _last_writer(word), self.site.loc)
+        words = list(self.polls)
+        what = " or ".join(word.spelled() for word in words) or "a word that it polls"
+        seen = ", ".join(str(word.value) for word in words)
+        last = "; ".join(_last_writer(word) for word in words)
+        return Waiter(self.where(), f"{what} to change: it polls", seen, last, self.site.loc)
+
+    # ---------------------------------------------------------------- faults
+
+    def fail(self, site: Site, kind: str, message: str, place: int, got: int = 0, limit: int = 0) -> None:
+        raise ProgramFault(kind, message, self, place, int(got), int(limit), site.loc)
+
+    def record(self, site: Site) -> Record:
+        return Record(self.entry, self.clock[self.entry], site, self, self.steps)
+
+    def outside(self, site: Site, view: View, role: str, index: int, limit: int) -> None:
+        """An index left its view."""
+        message = f"{role} of {site.name}: expected 0 to {limit - 1}, got {index}"
+        if self.machine.judge:
+            raise Found(Bounds(access=access_of(view.object, self.record(site), ()), message=message))
+        self.fail(site, "bounds", message, -1, index, limit)
+
+    def reach(self, site: Site, target: Object, low: int, high: int) -> None:
+        """Bytes [low, high) of an object are about to be accessed: they must exist, and not have been freed."""
+        if target.freed_by is not None and self.machine.judge:
+            raise Found(Lifetime(access=access_of(target, self.record(site), ()), freed_by=target.freed_by))
+        if low < 0 or high > target.nbytes:
+            message = (
+                f"{site.name} reaches bytes {low} to {high} of {target.name}, which has {target.nbytes}"
+            )
+            raise Found(Bounds(access=access_of(target, self.record(site), ()), message=message))
+
+    # ---------------------------------------------------------------- views
+
+    def peer(self, site: Site, x: Symmetric, rank: int) -> View:
+        if not 0 <= rank < len(x.views):
+            self.outside(site, x.views[x.rank], "rank", rank, len(x.views))
+        return x.views[rank]
+
+    def _tile(self, site: Site, view: View, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        for axis, (k, n, size) in enumerate(zip(index, view.extents, shape, strict=True)):
+            tiles = max(-(-n // size), 1)
+            if not 0 <= k < tiles:
+                self.outside(site, view, f"tile index of axis {axis}", k, tiles)
+        tile = view.tile([k * size for k, size in zip(index, shape, strict=True)], shape)
+        if tile.box is not None:
+            self.reach(site, view.object, tile.box.runs[0][0], tile.box.runs[-1][1])
+        view.tiles[index, shape] = tile
+        return tile
+
+    def load(self, site: Site, view: View, index: tuple[int, ...], shape: tuple[int, ...], padding: Any) -> Any:
+        tile = view.tiles.get((index, shape))
+        if tile is None:
+            tile = self._tile(site, view, index, shape)
+        box, inside, part = tile
+        if box is not None:
+            target = view.object
+            if target.freed_by is not None:
+                self.reach(site, target, 0, 0)
+            record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+            conflict = read_weak(box, self.clock, record)
+            if conflict is not None:
+                self.machine.conflict(conflict, record, target)
+        if part is None:
+            return view.array[inside].copy()
+        found = np.full(shape, padding, view.array.dtype)
+        found[part] = view.array[inside]
+        return found
+
+    def store(self, site: Site, view: View, index: tuple[int, ...], values: Any, shape: tuple[int, ...]) -> None:
+        tile = view.tiles.get((index, shape))
+        if tile is None:
+            tile = self._tile(site, view, index, shape)
+        box, inside, part = tile
+        if box is None:
+            return
+        self.wrote = True
+        target = view.object
+        if target.freed_by is not None:
+            self.reach(site, target, 0, 0)
+        record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+        conflict = write_weak(box, self.clock, record)
+        if conflict is not None:
+            self.machine.conflict(conflict, record, target)
+        view.array[inside] = values if part is None else values[part]
+        if target.words:
+            disturb(self, target, box.runs, site)
+
+    def tile_atomic(
+        self, site: Site, view: View, index: tuple[int, ...], values: Any, shape: tuple[int, ...], rmw: Rmw
+    ) -> None:
+        """Element by element, each a read-modify-write of its own."""
+        tile = view.tiles.get((index, shape))
+        if tile is None:
+            tile = self._tile(site, view, index, shape)
+        box, inside, part = tile
+        if box is None:
+            return
+        self.wrote = True
+        target = view.object
+        own = values if part is None else values[part]
+        if not target.words and not (site.order.acquires or site.order.releases):
+            record = self.record(site)
+            conflict = read_strong(box, self.clock, record, site.kind) or write_strong(
+                box, self.clock, record, site.kind
+            )
+            if conflict is not None:
+                self.machine.conflict(conflict, record, target)
+            view.array[inside] = apply_rmw(rmw, view.array[inside], own, view.type.dtype)
+            return
+        origin = [s.start for s in inside]
+        for k in np.ndindex(*own.shape):
+            at = tuple(a + b for a, b in zip(origin, k, strict=True))
+            word = self.word(site, view, at)
+            self.rmw_word(site, word, scalar(own[k], view.type.dtype), rmw)
+
+    # ---------------------------------------------------------------- words
+
+    def _offset(self, site: Site, view: View, index: tuple[int, ...]) -> int:
+        offset = view.offset
+        for axis, (k, n, stride) in enumerate(zip(index, view.extents, view.strides, strict=True)):
+            if not 0 <= k < n:
+                self.outside(site, view, f"element index of axis {axis}", k, n)
+            offset += k * stride
+        return offset
+
+    def word_load(self, site: Site, view: View, index: tuple[int, ...]) -> Any:
+        """A weak read of one element."""
+        tile = view.tiles.get(index)
+        if tile is None:
+            offset = self._offset(site, view, index)
+            self.reach(site, view.object, offset, offset + site.size)
+            tile = view.tiles[index] = (view.object.shadow.box((offset, (), site.size)), offset)  # type: ignore[assignment]
+        box, offset = tile  # type: ignore[misc]
+        self.check_read(site, view.object, box)
+        return view.object.get(view.type.dtype, offset)
+
+    def word_store(self, site: Site, view: View, index: tuple[int, ...], value: Any) -> None:
+        """A weak write of one element."""
+        tile = view.tiles.get(index)
+        if tile is None:
+            offset = self._offset(site, view, index)
+            self.reach(site, view.object, offset, offset + site.size)
+            tile = view.tiles[index] = (view.object.shadow.box((offset, (), site.size)), offset)  # type: ignore[assignment]
+        box, offset = tile  # type: ignore[misc]
+        self.check_write(site, view.object, box)
+        view.object.set(view.type.dtype, offset, value)
+        if view.object.words:
+            disturb(self, view.object, box.runs, site)
+
+    def check_read(self, site: Site, target: Object, box: Any) -> None:
+        if target.freed_by is not None:
+            self.reach(site, target, 0, 0)
+        record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+        conflict = read_weak(box, self.clock, record)
+        if conflict is not None:
+            self.machine.conflict(conflict, record, target)
+
+    def check_write(self, site: Site, target: Object, box: Any) -> None:
+        self.wrote = True
+        if target.freed_by is not None:
+            self.reach(site, target, 0, 0)
+        record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+        conflict = write_weak(box, self.clock, record)
+        if conflict is not None:
+            self.machine.conflict(conflict, record, target)
+
+    def word(self, site: Site, view: View, index: tuple[int, ...]) -> Word:
+        """The word that a synchronising operation is about to reach."""
+        offset = self._offset(site, view, index)
+        target = view.object
+        word = target.words.get((offset, view.type.dtype))
+        if word is None or len(target.sizes) > 1:
+            self.reach(site, target, offset, offset + site.size)
+            word = target.word(view.type.dtype, offset, view.name)
+            word.index = index
+            word.home = target
+        self.at = word
+        self.site = site
+        return word
+
+    def load_word(self, site: Site, word: Word) -> Any:
+        self.check_strong(site, word, read_strong)
+        k = self.machine.stale_read(word, self, site)
+        if k < len(word.writes) - 1:
+            # Finite time: who has seen this replaced value again and again sees a newer one.
+            self.stale_count += 1
+            if self.stale_count > MAX_STALE:
+                k = len(word.writes) - 1
+        if k == len(word.writes) - 1:
+            self.stale_count = 0
+        write = word.writes[k]
+        word.take(write, self, site)
+        word.note(self, k)
+        self.polls[word] = k
+        return write.value
+
+    def store_word(self, site: Site, word: Word, value: Any) -> None:
+        self.wrote = True
+        self.check_strong(site, word, write_strong)
+        history = word.history
+        word.store(value, self, site)
+        if history is History.ADDS and word.history is History.OTHER:
+            self._mixed(site, word)
+        word.home.set(word.dtype, word.offset, value)
+        word.note(self, len(word.writes) - 1)
+        self.machine.wake_all(word.waiters)
+
+    def rmw_word(self, site: Site, word: Word, value: Any, rmw: Rmw) -> Any:
+        self.check_strong(site, word, read_strong)
+        self.check_strong(site, word, write_strong)
+        last = word.writes[-1]
+        old = last.value
+        word.take(last, self, site)
+        new = _combine(rmw, old, value, word.dtype)
+        history = word.history
+        word.update(new, self, site, rmw is Rmw.ADD)
+        if history is History.CHAIN and rmw is Rmw.ADD:
+            self._mixed(site, word)
+        word.home.set(word.dtype, word.offset, new)
+        k = len(word.writes) - 1
+        word.note(self, k)
+        if new != old:
+            self.wrote = True
+            self.machine.wake_all(word.waiters)
+            self.polls[word] = k
+        else:
+            self.polls.setdefault(word, k)
+            self.polls[word] = -1 - k if False else self.polls[word]
+        return old
+
+    def cas_word(self, site: Site, word: Word, compare: Any, value: Any) -> Any:
+        self.check_strong(site, word, read_strong)
+        last = word.writes[-1]
+        old = last.value
+        word.take(last, self, site)
+        if _bits(old, word.dtype) == _bits(compare, word.dtype):
+            self.check_strong(site, word, write_strong)
+            self.wrote = True
+            word.update(value, self, site, False)
+            word.home.set(word.dtype, word.offset, value)
+            self.machine.wake_all(word.waiters)
+        k = len(word.writes) - 1
+        word.note(self, k)
+        self.polls[word] = k
+        return old
+
+    def check_strong(self, site: Site, word: Word, check: Any) -> None:
+        target = word.home
+        if target.freed_by is not None:
+            self.reach(site, target, 0, 0)
+        record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+        conflict = check(word.box, self.clock, record, site.kind)
+        if conflict is not None:
+            self.machine.conflict(conflict, record, target)
+
+    def _mixed(self, site: Site, word: Word) -> None:
+        if not self.machine.judge:
+            return
+        sides = [access_of(word.home, Record(self.entry, 0, site, self, 0), ())]
+        other = next((w for w in reversed(word.writes[:-1]) if w.site is not None and w.agent is not None), None)
+        if other is not None:
+            sides.insert(0, access_of(word.home, Record(other.entry, 0, other.site, other.agent, 0), ()))
+        raise Found(
+            WordMisuse(word=word.spelled(), message="it is written by stores and by adds", accesses_=tuple(sides))
+        )
+
+    # ---------------------------------------------------------------- waiting
+
+    def blocked(self, site: Site, word: Word, cmp: Cmp, expected: Any) -> bool:
+        """Whether a wait has to go on waiting; if so it is parked at the word."""
+        value = word.writes[-1].value
+        if satisfies(cmp, value, expected, word.dtype):
+            return False
+        self.expected = (cmp, expected)
+        self.site = site
+        self.at = word
+        word.waiters.append(self)
+        self.launch.parked(self, site, word, cmp, expected)
+        return True
+
+    def pass_wait(self, site: Site, word: Word, cmp: Cmp, expected: Any) -> Any:
+        self.check_strong(site, word, read_strong)
+        return word.pass_wait(cmp, expected, self, site, self.machine.rule)
+
+    def back_edge(self, site: Site, loop: int) -> bool:
+        """The end of a trip of a loop that polls: True, and parked, if it read what the trip before it read and
+        changed nothing, and no word has a newer value."""
+        polls, self.polls = self.polls, {}
+        before = self.seen_before.get(loop)
+        self.seen_before[loop] = polls
+        wrote, self.wrote = self.wrote, False
+        if wrote or not polls or before != polls:
+            return False
+        if any(k < len(word.writes) - 1 for word, k in polls.items()):
+            return False
+        for word in polls:
+            word.waiters.append(self)
+        self.polls = polls
+        self.site = site
+        self.at = None
+        return True
+
+    def fence(self, site: Site, scope: Scope) -> None:
+        super().fence(scope, site)
+
+    # ---------------------------------------------------------------- output
+
+    def print(self, place: int, prefix: str, values: tuple[Any, ...]) -> None:
+        self.launch.printed(self, place, prefix, tuple(np.array(v) for v in values))
+
+
+def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
+    """A weak write over bytes that are words too."""
+    for (offset, dtype), word in list(target.words.items()):
+        end = offset + dtype.itemsize
+        if any(start < end and offset < stop for start, stop in runs):
+            value = target.get(dtype, offset)
+            if all(agent.clock.get(w.entry, 0) >= w.epoch for w in word.writes):
+                word.reset(value)
+            else:
+                word.disturb(value, agent, site)
+            if word.waiters:
+                machine: Machine = word.waiters[0].machine
+                machine.wake_all(word.waiters)
+
+
+def _bits(value: Any, dtype: DType) -> bytes:
+    return np.asarray(value).astype(dtype.numpy).tobytes()
+
+
+def _combine(rmw: Rmw, old: Any, value: Any, dtype: DType) -> Any:
+    """What a read-modify-write leaves behind."""
+    if rmw is Rmw.XCHG:
+        return value
+    if rmw is Rmw.ADD and dtype.is_int:
+        total = (old + value) & ((1 << dtype.bits) - 1)
+        return total - (1 << dtype.bits) if total > dtype.max else total
+    kind = dtype.numpy.type
+    return scalar(apply_rmw(rmw, np.asarray(old).astype(kind), np.asarray(value).astype(kind), dtype)[()], dtype)
+
+
+def _last_writer(word: Word) -> str:
+    last = word.writes[-1]
+    if last.agent is None:
+        return "nobody has written it"
+    at = f" at {last.site.loc.user}" if last.site is not None and last.site.loc is not None else ""
+    return f"written last by {last.agent.where()}{at}"
+
+
+def merge_clock(agent: Agent, other: dict[int, int]) -> None:
+    """Everything that `other` knows is known to the agent."""
+    join(agent.clock, other)
+
+
+def fault_verdict(fault: ProgramFault) -> KernelFault:
+    """The verdict on a failed check."""
+    values = f": got {fault.got}, limit {fault.limit}" if fault.kind == "bounds" else ""
+    return KernelFault(message=f"{fault.message}{values}", agent=fault.program.where(), loc=fault.loc)

@@ -1,0 +1,121 @@
+"""Makes verdicts of what the shadow found: names elements, tells the missing edge and the repair. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peertile.memory_model import Scope
+from peertile.sim.agents import Agent, Kind
+from peertile.sim.cells import Conflict, Record, Run
+from peertile.sim.memory import Object
+from peertile.sim.sites import Site
+from peertile.sim.verdicts import Access, Bounds, NeverWritten, Race
+
+__all__ = ["access_of", "out_of_bounds", "race_between", "spell_elements", "unwritten"]
+
+
+def spell_elements(runs: Sequence[Run], size: int) -> str:
+    """Bytes as elements of `size`: [0:64], [3], [0:16, 64:80, …]."""
+    parts = []
+    for start, end in runs[:4]:
+        low, high = start // size, -(-end // size)
+        parts.append(str(low) if high == low + 1 else f"{low}:{high}")
+    if len(runs) > 4:
+        parts.append("…")
+    return f"[{', '.join(parts)}]"
+
+
+def access_of(target: Object, record: Record, runs: Sequence[Run], base: int = 0) -> Access:
+    """One access as a report shows it."""
+    site, agent = record.site, record.agent
+    assert site is not None
+    assert agent is not None
+    return Access(
+        verb=site.verb,
+        object=f"{site.name} of rank {target.rank}",
+        elements=spell_elements([(a - base, b - base) for a, b in runs], site.size) if runs else "",
+        agent=agent.where(),
+        rank=agent.rank,
+        program=agent.program if agent.program >= 0 else None,
+        loc=site.loc,
+        code=site.code,
+    )
+
+
+def unwritten(target: Object, record: Record) -> NeverWritten:
+    return NeverWritten(access=access_of(target, record, ()))
+
+
+def out_of_bounds(target: Object, record: Record, message: str) -> Bounds:
+    return Bounds(access=access_of(target, record, ()), message=message)
+
+
+def race_between(target: Object, found: Conflict, record: Record) -> Race:
+    """The verdict on two accesses that nothing orders."""
+    earlier = found.earlier
+    assert earlier is not None
+    size = min(s.size for s in (record.site, earlier.site) if s is not None)
+    runs = target.shadow.extent(found.cell)
+    missing, repair = _missing(earlier, record, found.why)
+    return Race(
+        earlier=access_of(target, earlier, ()),
+        later=access_of(target, record, ()),
+        elements=spell_elements(runs, size),
+        missing=missing,
+        repair=repair,
+        why=found.why,
+    )
+
+
+def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:
+    """What would have ordered the two, and how to get it."""
+    first, second = earlier.agent, later.agent
+    assert first is not None
+    assert second is not None
+    if why:
+        return "nothing makes the two accesses a pair", "use one element size, and system scope where other ranks take part"
+    if first.kind is Kind.STRAND or second.kind is Kind.STRAND:
+        if first.program == second.program and first.rank == second.rank and first.label == second.label:
+            return (
+                "no path of tokens leads from the first access to the second",
+                "pass the token of the first operation to the second, or join their tokens",
+            )
+    released = first.released
+    if released is None or released[0] < earlier.epoch:
+        text = f"{first.where()} releases nothing after its access"
+        if first.fenced is None and released is None:
+            text = f"{first.where()} has released nothing"
+        if second.denied is not None:
+            return (
+                f"{text}; what {second.where()} waited for gives no order: {_place(second.denied.site)}: {second.denied.why}",
+                _for_denied(second),
+            )
+        return text, _pair(first, second)
+    by = f" at {released[1].loc.user}" if released[1] is not None and released[1].loc is not None else ""
+    text = f"{first.where()} released after its access{by}, but {second.where()} acquired nothing that includes it"
+    if second.denied is not None:
+        return f"{text}; {_place(second.denied.site)}: {second.denied.why}", _for_denied(second)
+    return text, f"let {second.where()} wait for that release before its access"
+
+
+def _place(site: Site) -> str:
+    return f"{site.name}{f' at {site.loc.user}' if site.loc is not None else ''}"
+
+
+def _for_denied(agent: Agent) -> str:
+    assert agent.denied is not None
+    why = agent.denied.why
+    if "relaxed and no fence" in why:
+        return "wait with order acquire, or put T.sync_system() between the wait and the access"
+    if "scope" in why:
+        return f"use scope {Scope.SYSTEM.value}"
+    return "release after the access: notify, a store with order release, or T.sync_system() before a relaxed store"
+
+
+def _pair(first: Agent, second: Agent) -> str:
+    if first.kind is Kind.HOST or second.kind is Kind.HOST or first.kind is Kind.STREAM or second.kind is Kind.STREAM:
+        return (
+            f"order the two operations: run both on one stream, let one stream wait for an event of the other, or "
+            f"synchronise before {second.where()} is given its work"
+        )
+    return f"notify after the access of {first.where()}, and wait for it before the access of {second.where()}"

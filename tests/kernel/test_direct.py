@@ -1,0 +1,108 @@
+"""Compiled kernels are found on disk without compiling, and exactly when nothing they depend on changed."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from enum import Enum
+from types import FunctionType
+
+import pytest
+
+import peertile as pt
+import peertile.language as T
+from peertile.direct import fingerprint
+
+
+class Mode(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+N = 4
+MODE = Mode.FAST
+
+
+def helper(x):
+    return x * N
+
+
+def kernel(z: T.Exclusive, x: T.Shared):
+    if MODE is Mode.FAST:
+        z.store(helper(x.load_like(z)))
+
+
+def with_globals(fn, **changed):
+    """`fn` with other globals; helpers see them too."""
+    scope = dict(fn.__globals__) | changed
+    if "helper" in scope:
+        scope["helper"] = FunctionType(scope["helper"].__code__, scope)
+    return FunctionType(fn.__code__, scope, fn.__name__)
+
+
+@pytest.mark.feature("H17", "cpu")
+def test_fingerprint_changes_with_what_the_kernel_reaches_and_nothing_else():
+    same = fingerprint(with_globals(kernel))
+    assert same == fingerprint(with_globals(kernel))
+    assert same == fingerprint(with_globals(kernel, unrelated=object()))
+    assert same != fingerprint(with_globals(kernel, N=5))  # through the helper
+    assert same != fingerprint(with_globals(kernel, N=4.0))
+    assert same != fingerprint(with_globals(kernel, MODE=Mode.SLOW))
+
+    def other(x):
+        return x + N
+
+    assert same != fingerprint(with_globals(kernel, helper=other))
+
+
+def test_kernel_that_reaches_an_object_without_a_text_is_compiled_the_longer_way():
+    assert fingerprint(with_globals(kernel, N=object())) is None
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import peertile as pt
+import peertile.language as T
+
+@pt.kernel
+def double(z: T.Exclusive, x: T.Shared):
+    z.store(x.load_like(z) * 2)
+
+x, z = pt.ones((64,), pt.f32), pt.zeros((64,), pt.f32)
+double(z.partition(32), x).sync()
+assert (z.numpy() == 2).all()
+op = double(z.partition(32), x)
+print("peertile.frontend.build" in sys.modules, len(op.compiled().compiled.stages()["llvm"]) > 0)
+"""
+
+
+def test_second_process_compiles_nothing(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    env = {**os.environ, "PEERTILE_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run():
+        return subprocess.run(
+            [sys.executable, program], env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+
+    assert run().stdout == "True True\n"
+    assert run().stdout == "False True\n"
+    for entry in (tmp_path / "cache").rglob("*.kernel"):
+        entry.write_bytes(entry.read_bytes()[:-7] + b"garbage")
+    assert run().stdout == "True True\n"  # a corrupted entry is made again
+    assert run().stdout == "False True\n"
+
+
+def test_cache_can_be_turned_off(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    env = {**os.environ, "PEERTILE_CACHE_DIR": str(tmp_path / "cache"), "PEERTILE_CACHE_MAX_MB": "0"}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, program], env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == "True True\n"
+    assert not list((tmp_path / "cache").rglob("*.kernel"))
+    assert pt is not None
