@@ -71,7 +71,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
             Folder(
                 "kernel",
                 50,
-                ("kernel", "compiler", "direct", "creation", "inspection", "printing"),
+                ("kernel", "captures", "compiler", "direct", "creation", "inspection", "printing"),
                 "specialise, compile, pack arguments, launch; eager constructors; stages",
             ),
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),

@@ -22,10 +22,16 @@ __all__ = ["compile_function"]
 
 
 def compile_function(
-    fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+    fn: FunctionType,
+    name: str,
+    unsafe: bool,
+    types: dict[str, Type],
+    consts: dict[str, Any],
+    grid_rank: int = 1,
+    groups: dict[str, int] | None = None,
 ) -> Compiled:
     """Compile `fn` for these parameter types and constants. CompileError with the source line and a caret."""
-    kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=3)
+    kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=grid_rank, groups=groups)
     source = print_kernel(kernel)
     kernel = run_pipeline(kernel, verify=config().verify_passes)
     binary = compile_kernel(kernel)
@@ -47,4 +53,5 @@ def compile_function(
         checks,
         dict(kernel.facts.get("bounds", {})),
         stages,
+        tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
     )

@@ -35,7 +35,14 @@ class _Compiler(Protocol):
     """compiler.py as seen from here."""
 
     def compile_function(
-        self, fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+        self,
+        fn: FunctionType,
+        name: str,
+        unsafe: bool,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
     ) -> Compiled: ...
 
 
@@ -46,12 +53,18 @@ def _compiler() -> _Compiler:
 
 
 def compile_function(
-    fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+    fn: FunctionType,
+    name: str,
+    unsafe: bool,
+    types: dict[str, Type],
+    consts: dict[str, Any],
+    grid_rank: int = 1,
+    groups: dict[str, int] | None = None,
 ) -> Compiled:
     """The compiled form of `fn` for these types and constants: from the cache if it is there, else made and kept."""
 
     def make() -> Compiled:
-        return _compiler().compile_function(fn, name, unsafe, types, consts)
+        return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
 
     parts = fingerprint(fn)
     values = _written(tuple(consts.items()))
@@ -65,7 +78,7 @@ def compile_function(
         made.append(make())
         return made[0].to_bytes()
 
-    data = default_cache().get(key_of(("direct", name, str(unsafe), signature, values, *where, *parts)), content)
+    data = default_cache().get(key_of(("direct", name, str(unsafe), f"{grid_rank} {groups}", signature, values, *where, *parts)), content)
     if made:
         return made[0]
     # The stages are for people: made again by the compiler when somebody looks.

@@ -20,6 +20,7 @@ import numpy as np
 from peertile.printing import sink_for
 
 from peertile.backends.binary import Compiled
+from peertile.captures import Snapshot, snapshot
 from peertile.config import config
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import (
@@ -77,7 +78,14 @@ class Compiler(Protocol):
     """What kernels ask of the compiler (direct.py, which asks compiler.py)."""
 
     def compile_function(
-        self, fn: FunctionType, name: str, unsafe: bool, types: dict[str, Type], consts: dict[str, Any]
+        self,
+        fn: FunctionType,
+        name: str,
+        unsafe: bool,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
     ) -> Compiled: ...
 
 
@@ -92,10 +100,11 @@ def _compiler() -> Compiler:
 class Specialization:
     """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
-    __slots__ = ("binary", "compiled", "modules", "options")
+    __slots__ = ("binary", "captures", "compiled", "modules", "options")
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, captures: Snapshot) -> None:
         self.compiled = compiled
+        self.captures = captures
         self.binary = compiled.binary
         self.modules: dict[int, ModuleHandle] = {}
         self.options: dict[int, LaunchOptions] = {}
@@ -104,7 +113,7 @@ class Specialization:
 class _Bound:
     """Arguments of one call, bound and packed."""
 
-    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "key", "packed", "params", "uses")
+    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "groups", "key", "packed", "params", "uses")
 
     def __init__(
         self,
@@ -116,7 +125,9 @@ class _Bound:
         grid: Grid | None,
         device: Device,
         group: GroupLike | None,
+        groups: dict[str, int] | None,
     ) -> None:
+        self.groups = groups
         self.given = given
         self.params = params
         self.arguments = arguments
@@ -204,6 +215,9 @@ def _bind_one(param: KernelParam, value: Any) -> Argument:
     raise _wrong(param, f"a {role.value} (T.{role.value.capitalize()}) of a symmetric heap", value)
 
 
+_GROUPED = frozenset({Role.PEER, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
+
+
 class KernelFunction:
     """A kernel: call it with arguments for a lazy op; `grid(n)` where no partition gives the grid.
 
@@ -217,6 +231,7 @@ class KernelFunction:
         self.params = read_signature(fn, unsafe=unsafe)
         self._index = {p.name: k for k, p in enumerate(self.params)}
         self._specializations: dict[tuple[Any, ...], Specialization] = {}
+        self._compile_count = 0
         # Held while a specialisation is compiled, so that concurrent launches compile it once.
         self._lock = threading.Lock()
         functools.update_wrapper(self, fn)
@@ -241,7 +256,7 @@ class KernelFunction:
     @property
     def compile_count(self) -> int:
         """Number of specialisations compiled so far in this process."""
-        return len(self._specializations)
+        return self._compile_count
 
     # ---------------------------------------------------------------- binding
 
@@ -265,6 +280,7 @@ class KernelFunction:
         key: list[Any] = []
         device: Device | None = None
         group: GroupLike | None = None
+        groups: dict[str, int] | None = None
         inferred: tuple[int, str] | None = None
         for k, param in enumerate(params):
             value = values[k]
@@ -279,7 +295,8 @@ class KernelFunction:
             argument = _bind_one(param, value)
             arguments.append(argument)
             key.append(id(argument.type))
-            if argument.group is not None:
+            if argument.group is not None and argument.group is not group:
+                groups = _number_groups(params, values) if group is not None and groups is None else groups
                 group = argument.group
             if param.role is Role.EXCLUSIVE:
                 programs = value.grid()
@@ -307,7 +324,13 @@ class KernelFunction:
         if grid is None:
             raise ArgumentError(f"{self.name}: no partition gives the grid; write {self.name}.grid(n)(...)")
         self._check_rows(arguments, grid)
-        return _Bound(tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group)
+        # A grid of one axis is compiled for: its program index is one word, not a sum over three axes.
+        key.append(1 if grid[1] == grid[2] == 1 else 3)
+        if groups is not None:
+            key.append(tuple(groups.items()))
+        return _Bound(
+            tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group, groups
+        )
 
     def _check_rows(self, arguments: list[Argument], grid: Grid) -> None:
         programs = grid[0] * grid[1] * grid[2]
@@ -324,22 +347,44 @@ class KernelFunction:
     def specialize(self, bound: _Bound) -> Specialization:
         """The compiled form for these argument types; compiled at most once."""
         found = self._specializations.get(bound.key)
-        if found is not None:
+        if found is not None and found.captures.is_current():
             return found
         with self._lock:
             found = self._specializations.get(bound.key)
-            if found is None:
+            if found is None or not found.captures.is_current():
                 found = self._compile(bound)
+                self._compile_count += 1
                 self._specializations[bound.key] = found
         return found
 
     def _compile(self, bound: _Bound) -> Specialization:
         runtime = [p for p in self.params if p.role is not Role.CONST]
-        return self.compile_types({p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}, bound.consts)
+        types = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
+        assert bound.grid is not None
+        rank = 1 if bound.grid[1] == bound.grid[2] == 1 else 3
+        return self.compile_types(types, bound.consts, rank, bound.groups)
 
-    def compile_types(self, types: dict[str, Type], consts: dict[str, Any]) -> Specialization:
+    def compile_types(
+        self, types: dict[str, Type], consts: dict[str, Any], grid_rank: int = 1, groups: dict[str, int] | None = None
+    ) -> Specialization:
         """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
-        return Specialization(_compiler().compile_function(self.fn, self.name, self.unsafe, types, consts))
+        captures = snapshot(self.fn)
+        compile_function = _compiler().compile_function
+        return Specialization(
+            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups), captures
+        )
+
+
+def _number_groups(params: tuple[KernelParam, ...], values: list[Any]) -> dict[str, int]:
+    """Which group each parameter belongs to, where there are several: `T.rank()` then has no meaning."""
+    numbers: dict[int, int] = {}
+    found: dict[str, int] = {}
+    for param, value in zip(params, values, strict=True):
+        if param.role in _GROUPED:
+            group = _bind_one(param, value).group
+            if group is not None:
+                found[param.name] = numbers.setdefault(id(group), len(numbers))
+    return found
 
 
 def _signature(name: str, bound: _Bound, steering: frozenset[str] | None) -> int:
@@ -421,6 +466,7 @@ def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
     """The words of all arguments, after the checks that a launch makes of them."""
     _check_exclusive(name, bound, bound.uses)
     _check_launch(name, spec, bound)
+    _check_slots(name, spec, bound)
     if not spec.compiled.has_mailbox:
         return b"".join([a.words for a in bound.arguments])
     signature = struct.pack("<q", _signature(name, bound, spec.compiled.steering))
@@ -459,6 +505,23 @@ def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
                 f"{name}: {check.description}: {right} axis {check.rhs_axis} has {have} tiles of {check.rhs_size} "
                 f"(extent {rhs[check.rhs_axis]}), but {need} are used, as {left} axis {check.lhs_axis} has "
                 f"{need} tiles of {check.lhs_size} (extent {lhs[check.lhs_axis]}); pass tensors whose extents agree"
+            )
+
+
+def _check_slots(name: str, spec: Specialization, bound: _Bound) -> None:
+    """A program of a signal or counter takes the slot of its own index unless it names one: all must exist."""
+    if not spec.compiled.program_slots:
+        return
+    assert bound.grid is not None
+    programs = bound.grid[0] * bound.grid[1] * bound.grid[2]
+    for k in spec.compiled.program_slots:
+        slots = bound.arguments[k].slots
+        if slots is not None and programs > slots:
+            param = [p for p in bound.params if p.role is not Role.CONST][k]
+            raise LaunchError(
+                f"{name}: the grid has {programs} programs, each with the slot of its index, but the "
+                f"{param.role.value} {param.name} has {slots} slots; make it with slots={programs}, launch fewer "
+                f"programs, or name the slot with {param.name}[k]"
             )
 
 

@@ -1,5 +1,5 @@
 """Views, peers, words, waits, signals, counters and pointers: the ops they give, and what is refused."""
-# ruff: noqa: E501 (tables: one message, one line)
+
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 """The programs that peertile is for, as written: they compile, and the evaluator runs them to the right values."""
-# ruff: noqa: PT009 (T.assert_ is a word of the language)
+
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 """What a kernel may not contain, each refused by name with the line, and names that mean nothing."""
-# ruff: noqa: E501 (tables: one message, one line)
+
 
 import ast
 import linecache

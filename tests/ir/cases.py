@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a table: one entry, one line)
+
 """One small body per op, valid, for the tests that walk all ops; and the parameters they share.
 
 `%i` is an index, `%c` a bool, `%t` a f32[4] tile, `%n` an i32[4] tile, `%m` a f32[4, 8] tile.
@@ -49,7 +49,13 @@ CASES: dict[str, str] = {
     "reshape": "%r = reshape(%m) : f32[2, 16]",
     "permute": "%r = permute(%m, axes=[1, 0]) : f32[8, 4]",
     "reduce": "%r = reduce(%m, fn=Fold.add, axis=1) : f32[4]",
-    "mma": "%a = reshape(%m) : f32[8, 4]\n%acc = broadcast(%f) : f32[4, 4]\n%r = mma(%m, %a, %acc) : f32[4, 4]",
+    "reduce_with": "%r, %r1 = reduce_with(%m, %m, axis=1) : f32[4], f32[4] (%a: f32, %b: f32, %a1: f32, %b1: f32) {\n  %s_ = binary(%a, %a1, fn=Binary.add) : f32\n  yield(%s_, %b)\n}",
+    "scan_with": "%r = scan_with(%n, axis=0, reverse=true) : i32[4] (%a: i32, %b: i32) {\n  %k = binary(%a, %b, fn=Binary.max) : i32\n  yield(%k)\n}",
+    "sort": "%r, %r1 = sort(%t, %n, axis=0, descending=true) : f32[4], i32[4]",
+    "take": "%k = iota() : i8[16]\n%r = take(%t, %k, axis=0) : f32[16]",
+    "extract": "%r = extract(%m, %i, %one) : f32[2, 4]",
+    "insert": "%a = broadcast(%f) : f32[2, 4]\n%r = insert(%m, %a, %i, %one) : f32[4, 8]",
+    "mma": "%a = reshape(%m) : f32[8, 4]\n%acc = broadcast(%f) : f32[4, 4]\n%r = mma(%m, %a, %acc) : f32[4, 4]\n%r1 = mma(%m, %a, %acc, precision=Precision.tf32) : f32[4, 4]",
     "peer_view": "%r = peer_view(%s, %i) : view<f32, 1, read_write, peer>",
     "field": '%r = field(%sig, field="sent") : view<u64, 2, read_write, device, unit=[0, 1], align=8>',
     "load": "%r = load(%x, %i, %one, padding=Padding.neg_inf) : f32[4, 8]",

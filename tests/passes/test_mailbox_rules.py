@@ -1,5 +1,5 @@
 """The mailbox rules B1 to B7: what keeps them compiles, each way to break one is refused with its line."""
-# ruff: noqa: E501 (tables: one message, one line)
+
 
 import pytest
 from tests.frontend.helpers import build, error, underlined

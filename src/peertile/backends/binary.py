@@ -92,18 +92,20 @@ class Compiled(NamedTuple):
     bounds: dict[str, int]
     """Accesses by how they are known to be in bounds: proven, launch, kernel."""
     stages: Callable[[], dict[str, str]]
+    program_slots: tuple[int, ...] = ()
+    """Run-time parameters that are signals and counters used at the program's own slot, by index: the grid must fit."""
 
     def to_bytes(self) -> bytes:
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""
         steering = None if self.steering is None else sorted(self.steering)
-        head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds]
+        head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds, self.program_slots]
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
 
     @staticmethod
     def from_bytes(data: bytes, stages: Callable[[], dict[str, str]]) -> Compiled:
         """The inverse of `to_bytes`."""
         line, binary = data.split(b"\n", 1)
-        has_mailbox, steering, checks, bounds = json.loads(line)
+        has_mailbox, steering, checks, bounds, program_slots = json.loads(line)
         return Compiled(
             Binary.from_bytes(binary),
             has_mailbox,
@@ -111,6 +113,7 @@ class Compiled(NamedTuple):
             tuple(LaunchCheck(*check) for check in checks),
             bounds,
             stages,
+            tuple(program_slots),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from rich.progress import track
 from rich.table import Table
 
 from peertile.cli import bench_kernels
+from peertile.cli.bench_compute import COMPUTE
 from peertile.creation import asarray, empty
+from peertile.dtypes import f32
 from peertile.testing.measure import Figure, interleaved, machine
 
 __all__ = ["BENCHMARKS", "bench"]
@@ -58,7 +62,7 @@ def bench_import() -> list[Figure]:
         cached = {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         _child(_IMPORT, **cached)
         times = [_child(_IMPORT, **cached) for _ in range(15)]
-    return [Figure("import peertile over import numpy", statistics.median(times), "ms", limit=40.0)]
+    return [Figure("import.over_numpy", statistics.median(times), "ms", len(times), limit=40.0)]
 
 
 def bench_compile() -> list[Figure]:
@@ -68,28 +72,30 @@ def bench_compile() -> list[Figure]:
         warm = [_child(_COMPILE, PEERTILE_CACHE_DIR=folder) for _ in range(7)]
         cold = [_child(_COMPILE, PEERTILE_CACHE_DIR=folder, PEERTILE_CACHE_MAX_MB="0") for _ in range(7)]
     return [
-        Figure("compile of vector_add, cold", statistics.median(cold), "ms", limit=150.0),
-        Figure("compile of vector_add, from the disk cache", statistics.median(warm), "ms", limit=10.0),
+        Figure("compile.vector_add.cold", statistics.median(cold), "ms", len(cold), limit=150.0),
+        Figure("compile.vector_add.from_disk", statistics.median(warm), "ms", len(warm), limit=10.0),
     ]
 
 
 def bench_launch() -> list[Figure]:
     """Microseconds of a small kernel, lazily built and synchronised, beside numpy's add of the same size."""
     a = np.ones(256, np.float32)
-    x, z, out = asarray(a), empty((256,), bench_kernels.F32), np.empty_like(a)
+    x, z, out = asarray(a), empty((256,), f32), np.empty_like(a)
     calls: dict[str, Callable[[], object]] = {
         "peertile": lambda: bench_kernels.vector_add(z.partition(256), x, x).sync(),
         "numpy": lambda: np.add(a, a, out=out),
     }
-    median = interleaved(calls, repeats=5000, warmup=200)
+    repeats = 5000
+    median = interleaved(calls, repeats=repeats, warmup=200)
     return [
         Figure(
-            "launch: 256 elements, built and synchronised",
+            "launch.vector_add.sync",
             median["peertile"] * 1e6,
-            "µs",
-            limit=15.0,
-            peer="numpy.add, out=",
-            peer_value=median["numpy"] * 1e6,
+            "us",
+            repeats,
+            limit=12.0,
+            baseline="numpy.add(out=)",
+            baseline_median=median["numpy"] * 1e6,
         )
     ]
 
@@ -98,17 +104,35 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "import": bench_import,
     "compile": bench_compile,
     "launch": bench_launch,
+    **COMPUTE,
 }
 
 
+def commit() -> str:
+    """The commit of the source tree that runs, where it is one; "-dirty" with changes."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        return done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "installed"
+
+
 def record(figures: list[Figure], command: str) -> dict[str, Any]:
-    """Figures with what is needed to compare them later."""
-    packages = {name: version(name) for name in ("peertile", "numpy", "llvmlite")}
+    """Figures with what is needed to compare them later: see benchmarks/records/README.md."""
+    packages = {name: version(name) for name in ("numpy", "llvmlite")}
     return {
-        "command": command,
+        "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
         "machine": machine(),
-        "versions": packages,
+        "versions": {"peertile": f"{version('peertile')} {commit()}", "python": platform.python_version(), **packages},
         "figures": [figure.as_dict() for figure in figures],
     }
 
@@ -127,13 +151,13 @@ def bench(
     if as_json:
         print(json.dumps(record(figures, f"peertile bench {' '.join(chosen)} --json"), indent=2))
         return
-    table = Table("figure", "median", "limit", "peer", "ratio")
+    table = Table("figure", "median", "limit", "baseline", "ratio")
     for f in figures:
         table.add_row(
             f.name,
-            f"{f.value:.4g} {f.unit}",
+            f"{f.median:.4g} {f.unit}",
             "" if f.limit is None else f"{f.limit:g} {f.unit}",
-            "" if f.peer is None else f"{f.peer}: {f.peer_value:.4g} {f.unit}",
+            "" if f.baseline is None else f"{f.baseline}: {f.baseline_median:.4g} {f.unit}",
             "" if f.ratio is None else f"{f.ratio:.2f}",
         )
     Console().print(table)

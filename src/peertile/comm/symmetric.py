@@ -385,12 +385,14 @@ class _Channel:
         self._own.append(tensor)
         return (tensor.address, *tensor.shape, *tensor.strides)
 
-    def _finish(self, kind: Any, words: tuple[int, ...], max_programs: int | None = None) -> None:
+    def _finish(
+        self, kind: Any, words: tuple[int, ...], max_programs: int | None = None, slots: int | None = None
+    ) -> None:
         heap = self.heap
         # One lease speaks for the channel: its memories are used together or not at all, and it keeps them.
         first = self._shared[0]
         uses = (Use(first, 0, first.nbytes, writes=True, channel=True),)
-        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs)
+        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs, slots)
         heap._channels.append(self)
         # Words must be zero on every rank before a peer's first store can arrive.
         heap.group.barrier(f"SymmetricHeap.{type(self).__name__.lower()}")
@@ -416,7 +418,8 @@ class Signal(_Channel):
         n = heap.group.size
         self.slots = slots
         arrived = self._words("signal words", (slots, n))
-        self._finish(SignalType(), (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n))))
+        words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
+        self._finish(SignalType(), words, slots=slots)
 
 
 class Counter(_Channel):
@@ -425,7 +428,8 @@ class Counter(_Channel):
     def __init__(self, heap: SymmetricHeap, slots: int) -> None:
         super().__init__(heap)
         self.slots = slots
-        self._finish(CounterType(), (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1))))
+        words = (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1)))
+        self._finish(CounterType(), words, slots=slots)
 
 
 class Barrier(_Channel):

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from peertile.dtypes import i64
-from peertile.ir.core import Effect, Op, Value
+from peertile.ir.core import Block, Effect, Op, Value
 from peertile.ir.types import (
     MAX_TILE_RANK,
     BarrierType,
@@ -144,6 +144,14 @@ class Rounding(Enum):
     ZERO = "zero"
     UP = "up"
     DOWN = "down"
+
+
+class Precision(Enum):
+    """How a matrix product of f32 may round its factors. TF32 lets the target keep 10 bits of mantissa (where
+    that is faster); IEEE does not."""
+
+    IEEE = "ieee"
+    TF32 = "tf32"
 
 
 class CheckKind(Enum):
@@ -563,6 +571,141 @@ class Reduce(Op):
             )
 
 
+def _axis_of(op: Op, t: TileType) -> int:
+    axis = op.attrs["axis"]
+    op.require(0 <= axis < t.rank, f"axis: expected 0 to {t.rank - 1}, got {axis}")
+    return int(axis)
+
+
+def _combiner(op: Op) -> list[TileType]:
+    """Checks tiles of one shape and the block that combines two elements of each; gives the tiles' types."""
+    tiles = [_tile(op, v, f"tile {k}") for k, v in enumerate(op.operands)]
+    for k, t in enumerate(tiles[1:], 1):
+        _same(op, tiles[0].shape, t.shape, f"shape of tile {k}")
+    elements = [t.with_shape(()) for t in tiles]
+    (block,) = op.blocks
+    _same(op, elements * 2, [v.type for v in block.args], "block arguments")
+    for inner in block.ops:
+        op.require(isinstance(inner, COMBINER), f"block: expected elementwise ops of scalars, got {inner.NAME}")
+        for v in inner.operands:
+            home = v.owner if isinstance(v.owner, Block) else v.owner.parent
+            op.require(home is block, f"block: {inner.NAME} uses a value from outside")
+    return tiles
+
+
+class ReduceWith(Op):
+    """Folds one axis of tiles of one shape away by the function in its block, which takes an element of each
+    tile, then another of each, and ends in `yield` of the combined ones. The function is associative and
+    commutative; in which order it is applied is the target's own, fixed for a shape. The block holds
+    elementwise ops of scalars and uses nothing from outside."""
+
+    NAME = "reduce_with"
+    OPERANDS = (1, None)
+    RESULTS = (1, None)
+    ATTRS = {"axis": ...}
+    N_BLOCKS = 1
+
+    def verify(self) -> None:
+        tiles = _combiner(self)
+        axis = _axis_of(self, tiles[0])
+        want = [t.with_shape(t.shape[:axis] + t.shape[axis + 1 :]) for t in tiles]
+        _same(self, want, [r.type for r in self.results], "results")
+
+
+class ScanWith(Op):
+    """Inclusive scan along an axis by the function in its block, as of `reduce_with`: result[k] combines
+    elements 0 to k, in this order, or with `reverse` elements n-1 down to k. The function is associative."""
+
+    NAME = "scan_with"
+    OPERANDS = (1, None)
+    RESULTS = (1, None)
+    ATTRS = {"axis": ..., "reverse": False}
+    N_BLOCKS = 1
+
+    def verify(self) -> None:
+        tiles = _combiner(self)
+        _axis_of(self, tiles[0])
+        _same(self, tiles, [r.type for r in self.results], "results")
+
+
+class Sort(Op):
+    """Sorts along an axis by the first operand and moves the others alike. Stable, `descending` too: equal keys
+    keep their order. NaN counts as the greatest; the two zeros are equal."""
+
+    NAME = "sort"
+    OPERANDS = (1, None)
+    RESULTS = (1, None)
+    ATTRS = {"axis": ..., "descending": False}
+
+    def verify(self) -> None:
+        tiles = [_tile(self, v, f"tile {k}") for k, v in enumerate(self.operands)]
+        for k, t in enumerate(tiles[1:], 1):
+            _same(self, tiles[0].shape, t.shape, f"shape of tile {k}")
+        _axis_of(self, tiles[0])
+        _same(self, tiles, [r.type for r in self.results], "results")
+
+
+# ---------------------------------------------------------------- pieces of tiles
+
+
+class Take(Op):
+    """result[…, k, …] = x[…, index[…, k, …], …] along `axis`. Operands: x, index (integers), of equal extents but
+    for the axis. An index counts modulo the extent of x, so that every index means something; a `check` in
+    front says where one must not wrap."""
+
+    NAME = "take"
+    OPERANDS = (2, 2)
+    RESULTS = (1, 1)
+    ATTRS = {"axis": ...}
+
+    def verify(self) -> None:
+        x, index = _tile(self, self.operands[0], "x"), _tile(self, self.operands[1], "index")
+        axis = _axis_of(self, x)
+        self.require(index.dtype.is_int, f"index: expected integers, got {index}")
+        self.require(index.rank == x.rank, f"index: expected rank {x.rank} for {x}, got {index}")
+        want = (*x.shape[:axis], index.shape[axis], *x.shape[axis + 1 :])
+        _same(self, want, index.shape, "shape of index")
+        _same(self, index.with_dtype(x.dtype), self.result.type, "result")
+
+
+def _piece(op: Op, x: TileType, piece: TileType, indices: Sequence[Value]) -> None:
+    op.require(piece.rank == x.rank, f"piece: expected rank {x.rank} for {x}, got {piece}")
+    _same(op, x.dtype, piece.dtype, "dtype of piece")
+    op.require(
+        all(m <= n for m, n in zip(piece.shape, x.shape, strict=True)), f"piece: expected a part of {x}, got {piece}"
+    )
+    op.require(len(indices) == x.rank, f"index: expected {x.rank} for {x}, got {len(indices)}")
+    for k, v in enumerate(indices):
+        _index(op, v, f"index {k}")
+
+
+class Extract(Op):
+    """A piece of a tile: result[i, …] = x[index0 · shape0 + i, …]. Operands: x, then one tile index per axis,
+    which counts modulo the number of pieces (as of `take`)."""
+
+    NAME = "extract"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
+
+    def verify(self) -> None:
+        x = _tile(self, self.operands[0], "x")
+        _piece(self, x, _tile(self, self.result, "result"), self.operands[1:])
+
+
+class Insert(Op):
+    """x with the piece at a tile index replaced. Operands: x, piece, then one tile index per axis as of
+    `extract`."""
+
+    NAME = "insert"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
+
+    def verify(self) -> None:
+        x = _tile(self, self.operands[0], "x")
+        _piece(self, x, _tile(self, self.operands[1], "piece"), self.operands[2:])
+        _same(self, x, self.result.type, "result")
+
+
 MMA_TYPES: Final = {
     "f32": ("f32",), "f64": ("f64",), "f16": ("f32",), "bf16": ("f32",),
     "f8e4m3": ("f32",), "f8e5m2": ("f32",), "i8": ("i32",), "u8": ("i32",),
@@ -570,11 +713,13 @@ MMA_TYPES: Final = {
 
 
 class Mma(Op):
-    """acc + a @ b for a [M, K], b [K, N], acc [M, N] (or with one equal leading batch axis)."""
+    """acc + a @ b for a [M, K], b [K, N], acc [M, N] (or with one equal leading batch axis). `precision` is for
+    f32 alone."""
 
     NAME = "mma"
     OPERANDS = (3, 3)
     RESULTS = (1, 1)
+    ATTRS = {"precision": Precision.IEEE}
 
     def verify(self) -> None:
         a, b, acc = (_tile(self, v, r) for v, r in zip(self.operands, ("a", "b", "acc"), strict=True))
@@ -591,6 +736,11 @@ class Mma(Op):
         self.require(
             acc.dtype.name in allowed,
             f"dtypes: no mma of {a.dtype} with accumulator {acc.dtype}; it takes {' or '.join(allowed) or 'none'}",
+        )
+        precision = self.attrs["precision"]
+        self.require(
+            precision is Precision.IEEE or a.dtype.name == "f32",
+            f"precision: {precision.value} is for f32, got {a.dtype}",
         )
         _same(self, acc, self.result.type, "result")
 
@@ -954,7 +1104,7 @@ class If(Op):
 
 
 class Yield(Op):
-    """Ends an arm of `if` with its results."""
+    """Ends an arm of `if` with its results, and the block of `reduce_with` and `scan_with` with what it combined."""
 
     NAME = "yield"
     OPERANDS = (0, None)
@@ -962,12 +1112,20 @@ class Yield(Op):
 
     def verify(self) -> None:
         owner = self.parent.parent if self.parent is not None else None
+        if isinstance(owner, ReduceWith | ScanWith):
+            elements: list[Any] = [TileType(v.type.dtype) for v in owner.operands if isinstance(v.type, TileType)]
+            _same(self, elements, [v.type for v in self.operands], "operands")
+            return
         self.require(
             isinstance(owner, If),
             f"place: expected an arm of if, got {owner.NAME if owner is not None else 'the kernel'}",
         )
         assert owner is not None
         _same(self, [r.type for r in owner.results], [v.type for v in self.operands], "operands")
+
+
+COMBINER: Final = (Const, UnaryOp, BinaryOp, CompareOp, Select, Fma, Cast, Bitcast, Yield)
+"""What the block of `reduce_with` and `scan_with` may hold."""
 
 
 def enclosing_loop(op: Op) -> For | Loop | None:
@@ -1384,7 +1542,7 @@ EXPANDED: Final = (
 PRIMITIVE: Final = (
     Const, ProgramId, NumPrograms, Rank, NumRanks, Extent, NumTiles, TileIndex, Iota,
     UnaryOp, BinaryOp, CompareOp, Select, Fma, Cast, Bitcast,
-    Broadcast, Reshape, Permute, Reduce, Mma,
+    Broadcast, Reshape, Permute, Reduce, ReduceWith, ScanWith, Sort, Take, Extract, Insert, Mma,
     PeerView, Field, Load, Store, TileAtomic,
     WordLoad, WordStore, WordRmw, Wait, Fence, LaunchWords, Suspend,
     Check, Print,
@@ -1400,6 +1558,7 @@ ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "fn": (Unary, Binary, Compare, Fold), "rounding": (Rounding,), "saturate": (bool,),
     "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw,), "cmp": (Cmp,),
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
-    "prefix": (str,), "stages": (int,), "masked": (bool,), "ordered": (bool,), "all_programs": (bool,),
+    "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
+    "masked": (bool,), "ordered": (bool,), "all_programs": (bool,),
 }  # fmt: skip
 """What an attribute of each name may be; the verifier checks it before the op's own rule."""

@@ -55,7 +55,7 @@ _ENUMS: Final[dict[str, type[Enum]]] = {
     e.__name__: e
     for e in (
         ops.Bounds, ops.Padding, ops.Unary, ops.Binary, ops.Compare, ops.Fold, ops.Rounding, ops.CheckKind,
-        Cmp, Order, Proxy, Rmw, Scope, Access, Space,
+        ops.Precision, Cmp, Order, Proxy, Rmw, Scope, Access, Space,
     )
 }  # fmt: skip
 _DTYPES: Final = {d.name: d for d in ALL_DTYPES}

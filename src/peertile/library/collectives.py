@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import prod
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -159,6 +158,7 @@ class Collectives:
         self._counts = heap.mailbox(tile=1, dtype=i64, programs=1)
         self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
+        # Bound launches of recent calls; the tensors are kept with them, so their ids stay theirs.
         self._kept: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._closed = False
         group.on_recover(self._recover)
@@ -219,15 +219,18 @@ class Collectives:
         """This rank's part as a contiguous tensor of this device."""
         if isinstance(x, SymmetricTensor):
             if x.heap.group is not self.group:
-                raise ArgumentError(f"{name}: {role}: the symmetric tensor belongs to another group; pass its .local part")
+                raise ArgumentError(f"{name}: {role}: the symmetric tensor is another group's; pass its .local part")
             x = x.local
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{name}: {role}: expected a Tensor or SymmetricTensor, got {type(x).__name__}")
         if x.device is not self.device:
-            raise ArgumentError(f"{name}: {role} is on {x.device.name}, the communicator on {self.device.name}; copy it there")
+            raise ArgumentError(
+                f"{name}: {role} is on {x.device.name}, the communicator on {self.device.name}; copy it there"
+            )
         if not x.is_contiguous:
             raise ArgumentError(
-                f"{name}: {role}: expected a contiguous tensor, got strides {x.strides} for shape {x.shape}; copy it first"
+                f"{name}: {role}: expected a contiguous tensor, got strides {x.strides} for shape {x.shape}; "
+                "copy it first"
             )
         return x
 
@@ -253,7 +256,8 @@ class Collectives:
         n = self.group.size
         if size % n:
             raise ArgumentError(
-                f"{name}: x: expected a number of elements that {n} ranks divide, got {size}; use {name}_v for uneven shares"
+                f"{name}: x: expected a number of elements that {n} ranks divide, got {size}; "
+                f"use {name}_v for uneven shares"
             )
         return size // n
 
@@ -273,19 +277,24 @@ class Collectives:
         self._check_open(text)
         return CollectiveOp(self, text, launches, result)
 
-    def _again(
-        self, text: str, x: AnyTensor, out: AnyTensor, rest: tuple[Any, ...], make: Callable[[], list[LaunchOp]]
+    def _kept_op(self, key: tuple[Any, ...] | None) -> CollectiveOp[Any] | None:
+        """The op of a recent call with the same tensors and options, ready to run."""
+        kept = None if key is None else self._kept.get(key)
+        if kept is None or self._closed:
+            return None
+        text, launches, out, _ = kept
+        return CollectiveOp(self, text, [LaunchOp(kernel, bound) for kernel, bound in launches], out)
+
+    def _keep(
+        self, text: str, key: tuple[Any, ...] | None, launches: list[LaunchOp], x: AnyTensor | None, out: Any
     ) -> CollectiveOp[Any]:
-        """An op on (x, out); its launches are bound once where the tensors are small or symmetric."""
-        key = (id(x), id(out), *rest)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] is x and kept[1] is out:
-            return self._op(kept[2], [LaunchOp(kernel, bound) for kernel, bound in kept[3]], out)
-        launches = make()
-        if prod(out.shape) * out.dtype.itemsize <= KEPT_BYTES or isinstance(out, SymmetricTensor):
+        """An op whose bound launches are kept, if what stays alive with them is small or lives with its heap.
+        No key: a new tensor, which nobody can pass again before it is known."""
+        small = out is None or isinstance(out, SymmetricTensor) or prod(out.shape) * out.dtype.itemsize <= KEPT_BYTES
+        if key is not None and small:
             if len(self._kept) >= KEPT_CALLS:
                 del self._kept[next(iter(self._kept))]
-            self._kept[key] = (x, out, text, tuple((launch.kernel, launch.bound) for launch in launches))
+            self._kept[key] = (text, tuple((launch.kernel, launch.bound) for launch in launches), out, x)
         return self._op(text, launches, out)
 
     def _line(self, t: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
@@ -296,7 +305,8 @@ class Collectives:
 
     def barrier(self) -> CollectiveOp[None]:
         """Completes once every rank's barrier has begun."""
-        return self._op("barrier()", [kernels.barrier.grid(1)(self._hello)], None)
+        key = ("barrier",)
+        return self._kept_op(key) or self._keep("barrier()", key, [kernels.barrier.grid(1)(self._hello)], None, None)
 
     # ---------------------------------------------------------------- all-reduce
 
@@ -313,12 +323,12 @@ class Collectives:
         Folded in rank order (RING: in the order of the ring); f16 and bf16 in f32, rounded once. Without `out`
         a new tensor. `algorithm` overrides the table, and must be the same on every rank.
         """
+        key = None if out is None else ("all_reduce", id(x), id(out), id(op), id(algorithm))
+        kept = self._kept_op(key)
+        if kept is not None:
+            return kept
         if out is None:
             out = self.device.empty(x.shape, x.dtype)
-        key = (op, algorithm)
-        kept = self._kept.get((id(x), id(out), "all_reduce", *key))
-        if kept is not None and kept[0] is x and kept[1] is out:
-            return self._op(kept[2], [LaunchOp(kernel, bound) for kernel, bound in kept[3]], out)
         a, b, same = self._pair("all_reduce", x, out, prod(x.shape))
         check_reduction("all_reduce", op, a.dtype)
         symmetric = isinstance(x, SymmetricTensor) and isinstance(out, SymmetricTensor)
@@ -330,8 +340,7 @@ class Collectives:
             tile_bytes = 1 << 16
         plan = self._plan(chosen, a.dtype, a.size, algorithm is not None)
         text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {plan.value}{', symmetric' if symmetric else ''})"
-        make = partial(self._all_reduce, plan, x, out, a, b, same, op, tile_bytes)
-        return self._again(text, x, out, ("all_reduce", *key), make)
+        return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
 
     def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
         """The algorithm that can do it: a function of what is equal on all ranks."""
@@ -383,7 +392,7 @@ class Collectives:
                     self._cut(b, tile), self._matrix(x, 1), hello, done, N=n, OP=op, ACC=acc
                 )
             ]
-        source = () if same else (self._line(a),)
+        source: tuple[Tensor, ...] = () if same else (self._line(a),)
         if algorithm is Algorithm.ONE_SHOT:
             tile = self._tile(count, dtype.itemsize, tile_bytes, self.programs)
             stage, rows = self._view(self._stage, dtype, tile)
@@ -452,6 +461,10 @@ class Collectives:
         `out` may be that part of `x`.
         """
         name, n = "reduce_scatter", self.group.size
+        key = None if out is None else (name, id(x), id(out), id(op))
+        kept = self._kept_op(key)
+        if kept is not None:
+            return kept
         each = self._even(name, prod(x.shape))
         if out is None:
             shape = (x.shape[0] // n, *x.shape[1:]) if x.shape[0] % n == 0 else (each,)
@@ -462,30 +475,25 @@ class Collectives:
         if self._is_part(a, self._tensor(name, "out", out), self.group.rank * each):
             target = self.device.empty((each,), x.dtype)
         a, b, _ = self._pair(name, x, target, each)
-        text = f"reduce_scatter({a.dtype}[{a.size}], {op.name})"
-
-        def make() -> list[LaunchOp]:
-            options = {"N": n, "OP": op, "ACC": accumulator(a.dtype)}
-            tile = self._tile(each, a.dtype.itemsize, self._copy_tile(a.nbytes, n), self.programs)
-            cut = self._cut(b, tile)
-            if isinstance(x, SymmetricTensor):
-                return [
-                    kernels.reduce_scatter_symmetric(cut, self._matrix(x, n), self._hello, self._done, **options),
-                    *self._move(target, out),
-                ]
+        options = {"N": n, "OP": op, "ACC": accumulator(a.dtype)}
+        tile = self._tile(each, a.dtype.itemsize, self._copy_tile(a.nbytes, n), self.programs)
+        cut = self._cut(b, tile)
+        if isinstance(x, SymmetricTensor):
+            launch = kernels.reduce_scatter_symmetric(cut, self._matrix(x, n), self._hello, self._done, **options)
+        else:
             stage, rows = self._view(self._stage, a.dtype, tile)
-            return [
-                kernels.reduce_scatter_staged(
-                    cut, a.reshape(n, each), self._hello, self._go, stage, self._turn, rows, **options
-                ),
-                *self._move(target, out),
-            ]
-
-        return self._again(text, x, out, (name, op), make)
+            channels = self._hello, self._go, stage, self._turn, rows
+            launch = kernels.reduce_scatter_staged(cut, a.reshape(n, each), *channels, **options)
+        text = f"reduce_scatter({a.dtype}[{a.size}], {op.name})"
+        return self._keep(text, key, [launch, *self._move(target, out)], x, out)
 
     def all_gather(self, x: AnyTensor, out: AnyTensor | None = None) -> CollectiveOp[Any]:
         """out = x of rank 0, x of rank 1, …; `x` may be this rank's part of `out`."""
         name, n = "all_gather", self.group.size
+        key = None if out is None else (name, id(x), id(out))
+        kept = self._kept_op(key)
+        if kept is not None:
+            return kept
         each = prod(x.shape)
         if out is None:
             out = self.device.empty((n, *x.shape) if len(x.shape) < 4 else (n * x.shape[0], *x.shape[1:]), x.dtype)
@@ -494,23 +502,23 @@ class Collectives:
         if self._is_part(b, a, self.group.rank * each):
             source = self.device.empty((each,), a.dtype)
         a, b, _ = self._pair(name, source, out, n * each)
-        return self._again(
-            f"all_gather({a.dtype}[{each}])", x, out, (name,),
-            lambda: [*self._move(x, source), self._gather(source, a, b, each, False)],
-        )  # fmt: skip
+        launches = [*self._move(x, source), self._gather(source, a, b, each, False)]
+        return self._keep(f"all_gather({a.dtype}[{each}])", key, launches, x, out)
 
     def all_to_all(self, x: AnyTensor, out: AnyTensor | None = None) -> CollectiveOp[Any]:
         """out = for each rank r, the part of its x that is for this rank. `out` may not be `x`."""
         name = "all_to_all"
+        key = None if out is None else (name, id(x), id(out))
+        kept = self._kept_op(key)
+        if kept is not None:
+            return kept
         each = self._even(name, prod(x.shape))
         if out is None:
             out = self.device.empty(x.shape, x.dtype)
         a, b, same = self._pair(name, x, out, prod(x.shape))
         if same and a.size:
             raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
-        return self._again(
-            f"all_to_all({a.dtype}[{a.size}])", x, out, (name,), lambda: [self._gather(x, a, b, each, True)]
-        )
+        return self._keep(f"all_to_all({a.dtype}[{a.size}])", key, [self._gather(x, a, b, each, True)], x, out)
 
     def _gather(self, x: AnyTensor, a: Tensor, b: Tensor, each: int, to_each: bool) -> LaunchOp:
         n, dtype = self.group.size, a.dtype
@@ -553,12 +561,14 @@ class Collectives:
         """out = x of rank `root`, on every rank; in place without `out`. Only the root's x is read."""
         name = "broadcast"
         out = x if out is None else out
+        key = (name, id(x), id(out), root)
+        kept = self._kept_op(key)
+        if kept is not None:
+            return kept
         a, b, same = self._pair(name, x, out, prod(x.shape))
         root = self._root(name, root)
-        return self._again(
-            f"broadcast({a.dtype}[{a.size}], root={root})", x, out, (name, root),
-            lambda: [self._broadcast(None if same else self._line(a), self._line(b), root)],
-        )  # fmt: skip
+        launch = self._broadcast(None if same else self._line(a), self._line(b), root)
+        return self._keep(f"broadcast({a.dtype}[{a.size}], root={root})", key, [launch], x, out)
 
     def _broadcast(self, x: Tensor | None, out: Tensor, root: int) -> LaunchOp:
         dtype = out.dtype
@@ -583,10 +593,8 @@ class Collectives:
         a, b, same = self._pair(name, x, out, prod(x.shape))
         if same and a.size:
             raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
-        return self._again(
-            f"reduce({a.dtype}[{a.size}], {op.name}, root={root})", x, out, (name, op, root),
-            lambda: [self._reduce_to(self._line(a), self._line(b), op, root)],
-        )  # fmt: skip
+        launch = self._reduce_to(self._line(a), self._line(b), op, root)
+        return self._op(f"reduce({a.dtype}[{a.size}], {op.name}, root={root})", [launch], out)
 
     def _reduce_to(self, x: Tensor, out: Tensor, op: ReduceOp, root: int) -> LaunchOp:
         dtype = x.dtype
@@ -604,7 +612,9 @@ class Collectives:
         name, me = "all_gather_v", self.group.rank
         shares = self._shares(name, "counts", counts)
         if prod(x.shape) != shares[me]:
-            raise ArgumentError(f"{name}: x: expected {shares[me]} elements, counts[{me}], got {prod(x.shape)} in {x.shape}")
+            raise ArgumentError(
+                f"{name}: x: expected {shares[me]} elements, counts[{me}], got {prod(x.shape)} in {x.shape}"
+            )
         if out is None:
             out = self.device.empty((sum(shares),), x.dtype)
         a, b, _ = self._pair(name, x, out, sum(shares))
@@ -622,7 +632,9 @@ class Collectives:
         name, me = "reduce_scatter_v", self.group.rank
         shares = self._shares(name, "counts", counts)
         if prod(x.shape) != sum(shares):
-            raise ArgumentError(f"{name}: x: expected {sum(shares)} elements, the sum of counts, got {prod(x.shape)} in {x.shape}")
+            raise ArgumentError(
+                f"{name}: x: expected {sum(shares)} elements, the sum of counts, got {prod(x.shape)} in {x.shape}"
+            )
         if out is None:
             out = self.device.empty((shares[me],), x.dtype)
         a, b, _ = self._pair(name, x, out, shares[me])
@@ -648,9 +660,12 @@ class Collectives:
         What a rank sends to another must be what that one expects: compared on the device, KernelAssert if not.
         """
         name, n, me = "all_to_all_v", self.group.size, self.group.rank
-        sends, receives = self._shares(name, "send_counts", send_counts), self._shares(name, "receive_counts", receive_counts)
+        sends = self._shares(name, "send_counts", send_counts)
+        receives = self._shares(name, "receive_counts", receive_counts)
         if prod(x.shape) != sum(sends):
-            raise ArgumentError(f"{name}: x: expected {sum(sends)} elements, the sum of send_counts, got {prod(x.shape)} in {x.shape}")
+            raise ArgumentError(
+                f"{name}: x: expected {sum(sends)} elements, the sum of send_counts, got {prod(x.shape)} in {x.shape}"
+            )
         if out is None:
             out = self.device.empty((sum(receives),), x.dtype)
         a, b, same = self._pair(name, x, out, sum(receives))

@@ -21,7 +21,8 @@ How memory that peers read is reused, the invariants:
 """
 
 # mypy: disable-error-code="operator,call-overload,index,union-attr,attr-defined,no-any-return"
-# Kernels: tiles have operators in the kernel language, not in Python.
+# ruff: noqa: SIM113, PT009
+# Kernels: tiles have operators in the kernel language, not in Python, and it has no enumerate.
 
 from __future__ import annotations
 

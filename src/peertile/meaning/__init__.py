@@ -1,6 +1,6 @@
 """The numpy meaning of every primitive op, and an evaluator that runs grids of programs with it."""
 
-from peertile.meaning import accesses, control, tiles  # the modules register the meanings
+from peertile.meaning import accesses, control, folds, tiles  # the modules register the meanings
 from peertile.meaning.faults import Fault, FaultKind, ProgramFault
 from peertile.meaning.grid import Outcome, PerRank, Printed, Schedule, run_grid
 from peertile.meaning.memory import Memory, NumpyMemory, ObjectRef, SymmetricRef, ViewRef
@@ -28,6 +28,7 @@ __all__ = [
     "accesses",
     "control",
     "evaluates",
+    "folds",
     "new_barrier",
     "new_counter",
     "new_mailbox",

@@ -81,11 +81,15 @@ class Emitter(Scalars):
     def check_inside(self, index: Value, limit: Value, message: str) -> None:
         self.b.emit(ops.Check, (self.inside(index, limit), index, limit), kind=CheckKind.BOUNDS, message=message)
 
-    def check_slot(self, slot: Value, words: Value, name: str) -> None:
+    def check_slot(self, slot: Value, words: Value, obj: Value) -> None:
         """Slots are checked, but for the program index itself: the launcher compares it with the rows."""
         if not _is_program(slot):
             rows = self.b.value(ops.Extent, (words,), INDEX, axis=0)
-            self.check_inside(slot, rows, f"slot of {name} is out of bounds")
+            self.check_inside(slot, rows, f"slot of {name_of(obj)} is out of bounds")
+            return
+        names = dict(zip(self.kernel.params, self.kernel.param_names, strict=True))
+        if obj in names:
+            self.kernel.facts.setdefault("program_slots", set()).add(names[obj])
 
     def check_rank(self, rank: Value, words: Value, name: str) -> None:
         if not _is_rank(rank):
@@ -147,7 +151,7 @@ def _to_peers(e: Emitter, op: Op, words: Value, body: Callable[[Value], None]) -
 def _notify(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, sent = e.field(signal, "arrived"), e.field(signal, "sent")
-    e.check_slot(slot, arrived, name_of(signal))
+    e.check_slot(slot, arrived, signal)
     me = e.rank(arrived)
 
     def to(rank: Value) -> None:
@@ -161,7 +165,7 @@ def _notify(e: Emitter, op: Op) -> None:
 def _wait_signal(e: Emitter, op: Op) -> None:
     signal, slot = op.operands[:2]
     arrived, seen = e.field(signal, "arrived"), e.field(signal, "seen")
-    e.check_slot(slot, arrived, name_of(signal))
+    e.check_slot(slot, arrived, signal)
     mine = e.at(arrived, e.rank(arrived))
 
     def source(rank: Value) -> None:
@@ -176,7 +180,7 @@ def _counter_add(e: Emitter, op: Op) -> None:
     counter, slot, amount, rank = op.operands
     count = e.field(counter, "count")
     e.check_rank(rank, count, name_of(counter))
-    e.check_slot(slot, count, name_of(counter))
+    e.check_slot(slot, count, counter)
     there = e.at(count, rank)
     e.b.value(
         ops.WordRmw, (there, e.bitcast(amount, WORD), slot, e.const(0)), WORD,
@@ -187,7 +191,7 @@ def _counter_add(e: Emitter, op: Op) -> None:
 def _counter_wait(e: Emitter, op: Op) -> None:
     counter, slot, n = op.operands
     count, base = e.field(counter, "count"), e.field(counter, "base")
-    e.check_slot(slot, count, name_of(counter))
+    e.check_slot(slot, count, counter)
     zero = e.const(0)
     target = e.add(e.load(base, slot, zero), e.bitcast(n, WORD))
     e.wait(e.at(count, e.rank(count)), target, slot, zero, what=name_of(counter))

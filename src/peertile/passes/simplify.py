@@ -312,8 +312,9 @@ def _share(kernel: Kernel) -> bool:
         nonlocal changed
         for op in list(block.ops):
             op.operands = [replacements.get(v, v) for v in op.operands]
+            isolated = isinstance(op, ops.ReduceWith | ops.ScanWith)
             for inner in op.blocks:
-                visit(inner, dict(known), set(checked))
+                visit(inner, {} if isolated else dict(known), set(checked))
             if isinstance(op, ops.Check):
                 # What was true on the way here still is: a value never changes.
                 if op.operands[0] in checked:
@@ -363,7 +364,7 @@ def _removable(op: Op) -> bool:
     """Whether nobody can tell that `op` is gone, given that its results are unused. A `loop` may never end."""
     if op.TERMINATOR or isinstance(op, ops.Loop | ops.Suspend):
         return False
-    if not op.blocks:
+    if not op.blocks or isinstance(op, ops.ReduceWith | ops.ScanWith):
         return not op.effects
     if not isinstance(op, ops.If | ops.For):
         return False

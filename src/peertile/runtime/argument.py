@@ -59,6 +59,8 @@ class Argument:
     """The group whose ranks a kernel with this argument talks to; its abort word is polled."""
     max_programs: int | None = None
     """Largest grid that the object has rows for; None where the kernel checks its slots itself."""
+    slots: int | None = None
+    """Slots of a signal or counter: how large a grid may be whose programs use the slot of their index."""
 
 
 def pack_words(values: tuple[int, ...]) -> bytes:

@@ -321,15 +321,15 @@ class Program(Agent):
         if history is History.CHAIN and rmw is Rmw.ADD:
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, new)
-        k = len(word.writes) - 1
-        word.note(self, k)
         if new != old:
             self.wrote = True
             self.machine.wake_all(word.waiters)
-            self.polls[word] = k
-        else:
-            self.polls.setdefault(word, k)
-            self.polls[word] = -1 - k if False else self.polls[word]
+        elif word.history is History.OTHER and len(word.writes) > 1:
+            # A value that came and stayed is one write for whoever polls: the loop makes no progress.
+            del word.writes[-2]
+        k = len(word.writes) - 1
+        word.note(self, k)
+        self.polls[word] = k
         return old
 
     def cas_word(self, site: Site, word: Word, compare: Any, value: Any) -> Any:

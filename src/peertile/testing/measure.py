@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Figure", "interleaved", "machine"]
@@ -20,37 +19,49 @@ __all__ = ["Figure", "interleaved", "machine"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. `limit` is what it must not exceed; `peer` what it is compared with.
+    """One measured number, as a record keeps it (benchmarks/records/README.md).
 
-    `ratio` is peer time over own time (above 1: faster than the peer) where there is a peer, else limit
-    over own time (above 1: inside the limit).
+    `limit` is what it must not exceed; `baseline` names what it was interleaved with. `ratio` is the
+    baseline's time over ours where there is one (above 1: faster), else the limit over ours (above 1: kept).
     """
 
     name: str
-    value: float
+    median: float
     unit: str
+    repetitions: int
     limit: float | None = None
-    peer: str | None = None
-    peer_value: float | None = None
-    note: str = ""
+    baseline: str | None = None
+    baseline_median: float | None = None
 
     @property
     def ratio(self) -> float | None:
-        other = self.peer_value if self.peer_value is not None else self.limit
-        return None if other is None or not self.value else other / self.value
+        """How much better than the baseline or the limit; None without either."""
+        other = self.limit if self.baseline_median is None else self.baseline_median
+        return None if other is None or not self.median else other / self.median
 
     @property
     def holds(self) -> bool | None:
         """Whether the limit is kept; None without one."""
-        return None if self.limit is None else self.value <= self.limit
+        return None if self.limit is None else self.median <= self.limit
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio, "holds": self.holds}
+        """The figure of a record."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "unit": self.unit,
+            "median": round(self.median, 4),
+            "repetitions": self.repetitions,
+        }
+        if self.baseline is not None and self.baseline_median is not None:
+            found["baseline"] = {"name": self.baseline, "median": round(self.baseline_median, 4)}
+        if self.limit is not None:
+            found["limit"] = self.limit
+        if self.ratio is not None:
+            found["ratio"] = round(self.ratio, 3)
+        return found
 
 
-def interleaved(
-    candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 3
-) -> dict[str, float]:
+def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 3) -> dict[str, float]:
     """Median seconds of each candidate over `repeats` rounds, one call of each per round."""
     for call in candidates.values():
         for _ in range(warmup):
@@ -66,18 +77,20 @@ def interleaved(
 
 
 def machine() -> dict[str, Any]:
-    """What a record says about the machine: processor, cores, system, Python and load."""
-    model = platform.processor() or platform.machine()
+    """What a record says about the machine."""
+    cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-        model = names[0] if names else model
+        cpu = names[0] if names else cpu
     except OSError:
         pass
     return {
-        "processor": model,
+        "cpu": cpu,
         "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": sys.version.split()[0],
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": [],
+        "os": platform.system(),
+        "kernel": platform.release(),
+        "load": round(os.getloadavg()[0], 2),
     }

@@ -134,16 +134,19 @@ def test_a_binary_survives_bytes_but_for_its_text(matmul):
     assert set(matmul.text) == {"triton", "ttir", "ttgir", "llir", "ptx"}
 
 
+@pytest.mark.slow
 def test_machine_code_can_be_read(matmul):
     assert re.search(r"HGMMA|MMA", sass(matmul))
 
 
+@pytest.mark.slow
 def test_stages_are_given_up_where_the_tiles_leave_no_room(matmul):
     assert "num_stages=3" in matmul.text["triton"]  # the kernel asks for 4
     with pytest.raises(CompileError, match="with 4 stages, and sm_90 has 232448 for a program"):
         compile_kernel(gemm(), options=CudaOptions(num_stages=4))
 
 
+@pytest.mark.slow
 def test_tiles_beyond_the_shared_memory_are_refused_with_numbers():
     wide = gemm(a=("bf16[128, 64]", "bf16[128, 256]"), b=("bf16[64, 256]", "bf16[256, 256]"))
     with pytest.raises(CompileError) as caught:

@@ -51,7 +51,9 @@ def without_barriers(found):
     return [op for op in found if not op.startswith("bar")]
 
 
-@pytest.mark.parametrize("dtype", [u32, u64, u8, f16, f64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [u64, *(pytest.param(d, marks=pytest.mark.slow) for d in (u32, u8, f16, f64))], ids=str
+)
 @pytest.mark.parametrize("scope", list(Scope), ids=lambda s: s.value)
 def test_loads_and_stores_of_words(dtype, scope):
     k = K("words", w=words(dtype), z=words(dtype))
@@ -118,7 +120,11 @@ def test_a_barrier_comes_before_a_release_and_after_an_acquire():
     assert after.index("bar.sync") < after.index("st.global")
 
 
-@pytest.mark.parametrize("cmp", list(Cmp), ids=lambda c: c.value)
+@pytest.mark.parametrize(
+    "cmp",
+    [Cmp.AT_LEAST, Cmp.LT, *(pytest.param(c, marks=pytest.mark.slow) for c in Cmp if c not in (Cmp.AT_LEAST, Cmp.LT))],
+    ids=lambda c: c.value,
+)
 def test_a_wait_is_a_bounded_poll_by_one_thread_with_a_barrier_after_it(cmp):
     k = K("waits", w=words(u64), s=words(i32), z=words(u64))
     i = k.v(ops.ProgramId, t=INDEX)

@@ -65,7 +65,7 @@ def test_division_by_a_constant_is_division(b, rng):
     agree(k.done(), [numbers(rng, i32), np.zeros(8 * N, np.int32)], ["z"])
 
 
-@pytest.mark.parametrize("d", [f32, f16, i8, b1, u64], ids=str)
+@pytest.mark.parametrize("d", [f32, *(pytest.param(d, marks=pytest.mark.slow) for d in (f16, i8, b1, u64))], ids=str)
 @pytest.mark.parametrize("shape", [(256,), (37, 200), (5, 9, 33)], ids=str)
 def test_partial_tiles_pad_and_clip(d, shape, rng):
     tile = {1: (64,), 2: (16, 64), 3: (2, 4, 16)}[len(shape)]
@@ -207,7 +207,7 @@ kernel @flow(%z: view<f32, 1, read_write, unit=[1], align=64>, %n: i64, %m: u32,
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 40])
-@pytest.mark.parametrize("mode", [-1, 0, 1, 3, 4, 100])
+@pytest.mark.parametrize("mode", [-1, 1, 4, *(pytest.param(m, marks=pytest.mark.slow) for m in (0, 3, 100))])
 def test_nested_break_continue_and_return_leave_what_they_should(n, mode):
     args = [np.zeros(16 * 16, np.float32), n, 10, mode, np.zeros(32, np.int64)]
     agree(parsed(FLOW), args, ["z", "q"], grid=4)

@@ -110,13 +110,17 @@ def assign(lo: Lowering, pairs: list[tuple[Node, BufferNode]]) -> None:
     todo = [(resolve(n), to) for n, to in pairs]
     todo = [(n, to) for n, to in todo if not _is_there(n, to)]
     targets = {to.buffer for _, to in todo}
+    # One group computes everything of a trip before it stores, so values at their own positions never collide.
+    together = len({n.shape for n, _ in todo}) == 1 and all(
+        same for n, _ in todo for read, same in reads_below(n) if read.buffer in targets
+    )
     protected, lo.protected = lo.protected, lo.protected | {to.buffer for _, to in pairs}
     ready: list[tuple[Node, BufferNode]] = []
     for node, to in todo:
         reads = reads_below(node)
         moved = any(n.buffer is to.buffer and not same for n, same in reads)
         others = any(n.buffer in targets and n.buffer is not to.buffer for n, _ in reads)
-        if moved or others:
+        if not together and (moved or others):
             temporary = lo.tile_buffer(node.dtype, node.shape)
             lo.keep_into(node, temporary)
             lo.flush()
