@@ -8,7 +8,7 @@ from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import init, program, run, spawn
 from peertile.comm.links import Links
 from peertile.comm.symmetric import Barrier, Counter, Mailbox, Signal, SymmetricHeap, SymmetricTensor
-from peertile.creation import asarray, empty, full, ones, zeros
+from peertile.creation import asarray, empty, full, ones, pointer, zeros
 from peertile.dtypes import (
     DType,
     bf16,
@@ -109,6 +109,7 @@ __all__ = [
     "kernel",
     "ones",
     "open_device",
+    "pointer",
     "program",
     "progress",
     "report",

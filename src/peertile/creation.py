@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from peertile.dtypes import DType
+from peertile.runtime.pointer import Pointer, pointer_to
 from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor, normal_shape
 
-__all__ = ["asarray", "empty", "full", "ones", "zeros"]
+__all__ = ["asarray", "empty", "full", "ones", "pointer", "zeros"]
 
 Shape = int | Sequence[int]
 
@@ -78,3 +79,16 @@ def ones(shape: Shape, dtype: DType) -> Tensor:
     np.float64(4.0)
     """
     return full(normal_shape(shape), 1, dtype)
+
+
+def pointer(address: int, dtype: DType, nbytes: int, *, owner: Any = None) -> Pointer:
+    """A `T.Pointer` argument for memory that somebody else allocated: `nbytes` bytes at `address`.
+
+    Checked at launch to be accessible to the device; `owner` is kept alive as long as it is used.
+
+    >>> import numpy as np, peertile as pt
+    >>> x = np.zeros(4, np.float32)
+    >>> pt.pointer(x.ctypes.data, pt.f32, x.nbytes, owner=x).nbytes
+    16
+    """
+    return pointer_to(current_device(), address, dtype, nbytes, owner)

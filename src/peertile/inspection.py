@@ -26,6 +26,7 @@ from peertile.ir.types import (
     Partition,
     PointerType,
     SignalType,
+    Space,
     TileType,
     Type,
 )
@@ -100,6 +101,8 @@ def _type(param: KernelParam, text: str | None) -> Type:
             raise ArgumentError(f"{param.name}: expected a partition such as {param.name}={text}/256, got no tile")
         tile = tuple(int(n) for n in match["tile"].split("x"))
         return view_type(dtype, 0, shape, strides, Access.READ_WRITE, Partition(tile, bool(match["persistent"])))
+    if param.role is Role.ACCUMULATE:
+        return view_type(dtype, 0, shape, strides, Access.WRITE, space=Space.DEVICE)
     return view_type(dtype, 0, shape, strides, Access.READ)
 
 

@@ -17,7 +17,6 @@ from types import FunctionType
 from typing import Any, Protocol, overload
 
 import numpy as np
-from peertile.printing import sink_for
 
 from peertile.backends.binary import Compiled
 from peertile.captures import Snapshot, snapshot
@@ -35,8 +34,9 @@ from peertile.errors import (
     SignatureMismatch,
     WaitTimeout,
 )
-from peertile.ir.types import Access, MailboxType, TileType, Type
+from peertile.ir.types import Access, MailboxType, PointerType, TileType, Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
+from peertile.printing import sink_for
 from peertile.runtime.argument import Argument, Use, canonical, pack_words
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle
@@ -113,7 +113,9 @@ class Specialization:
 class _Bound:
     """Arguments of one call, bound and packed."""
 
-    __slots__ = ("arguments", "consts", "device", "given", "grid", "group", "groups", "key", "packed", "params", "uses")
+    __slots__ = (
+        "arguments", "consts", "device", "given", "grid", "group", "groups", "key", "packed", "params", "spec", "uses",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class _Bound:
         # The words as passed, once they are known to launch: arguments do not change, so a repeated launch of
         # one binding does not check and join them again.
         self.packed: bytes | None = None
+        self.spec: Specialization | None = None
 
 
 _SCALAR_FORMAT = {
@@ -193,6 +196,10 @@ def _bind_one(param: KernelParam, value: Any) -> Argument:
         if isinstance(value, Partition):
             return value.exclusive_argument()
         raise _wrong(param, "a partition (T.Exclusive); write tensor.partition(tile_shape)", value)
+    if role is Role.ACCUMULATE:
+        if isinstance(value, Tensor):
+            return value.accumulate_argument()
+        raise _wrong(param, "a Tensor (T.Accumulate); make one with pt.zeros", value)
     if role is Role.SCALAR:
         return _scalar(param.name, value, param.dtype)
     if role is Role.PEER:
@@ -281,6 +288,7 @@ class KernelFunction:
         device: Device | None = None
         group: GroupLike | None = None
         groups: dict[str, int] | None = None
+        shared: list[tuple[KernelParam, Use]] = []
         inferred: tuple[int, str] | None = None
         for k, param in enumerate(params):
             value = values[k]
@@ -307,12 +315,22 @@ class KernelFunction:
                     )
                 inferred = (programs, param.name)
             for use in argument.uses:
-                if device is None:
+                if use.devices:
+                    shared.append((param, use))
+                elif device is None:
                     device = use.storage.device
                 elif use.storage.device is not device:
                     raise ArgumentError(
                         f"{self.name}: {param.name} is on {use.storage.device.name}, other arguments on {device.name}; "
                         "copy it to one device"
+                    )
+        if shared:
+            device = current_device() if device is None else device
+            for param, use in shared:
+                if device not in use.devices:
+                    raise ArgumentError(
+                        f"{self.name}: {param.name} is not shared with {device.name}, where this launch runs; "
+                        "name that device in share_with"
                     )
         if grid is not None and inferred is not None and grid != (inferred[0], 1, 1):
             raise ArgumentError(
@@ -429,7 +447,9 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
 
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
         kernel, bound = self.kernel, self.bound
-        spec = kernel.specialize(bound)
+        spec = bound.spec
+        if spec is None or not spec.captures.is_current():
+            spec = bound.spec = kernel.specialize(bound)
         device, group = bound.device, bound.group
         if group is not None:
             group.check()
@@ -455,10 +475,10 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if context.on_caller:
             record = driver.launch_sync(context.stream.handle, module, bound.grid, args, options)
             if record is not None:
-                raise _explain(record, spec, kernel.name, group)
+                raise _explain(record, spec, bound, kernel.name, group)
         else:
             ticket = driver.launch(context.stream.handle, module, bound.grid, args, options)
-            context.add_ticket(ticket, lambda record: _explain(record, spec, kernel.name, group))
+            context.add_ticket(ticket, lambda record: _explain(record, spec, bound, kernel.name, group))
         return bound.given
 
 
@@ -467,10 +487,39 @@ def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
     _check_exclusive(name, bound, bound.uses)
     _check_launch(name, spec, bound)
     _check_slots(name, spec, bound)
+    for argument in bound.arguments:
+        if type(argument.type) is PointerType and argument.keep is not None:
+            argument.keep.check_launch(name)
     if not spec.compiled.has_mailbox:
         return b"".join([a.words for a in bound.arguments])
-    signature = struct.pack("<q", _signature(name, bound, spec.compiled.steering))
+    number = _signature(name, bound, spec.compiled.steering)
+    signature = struct.pack("<q", number)
+    for argument in bound.arguments:
+        labels = getattr(argument.keep, "labels", None)
+        if labels is not None:
+            labels.note(number, _label(name, bound))
     return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments)
+
+
+def _label(name: str, bound: _Bound) -> str:
+    """A launch in the words of a person, as short as it may be told from another."""
+    assert bound.grid is not None
+    programs = bound.grid[0] * bound.grid[1] * bound.grid[2]
+    return f"{name} over {programs} program{'s' if programs != 1 else ''}"
+
+
+def _mismatch(record: FaultRecord, bound: _Bound, name: str) -> str:
+    """Who posted what, as far as the tables of the launch's mailboxes know."""
+    here = _label(name, bound)
+    for argument in bound.arguments:
+        labels = getattr(argument.keep, "labels", None)
+        found = labels.find(record.got) if labels is not None else None
+        if found is not None:
+            rank, label = found
+            if label == here:
+                label += " with other scalars, constants or extents"
+            return f"rank {rank} posted from {label}, this rank runs {here}"
+    return f"a peer posted from another kernel, grid or arguments (signature {record.got:#08x}); this rank runs {here}"
 
 
 def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
@@ -525,15 +574,19 @@ def _check_slots(name: str, spec: Specialization, bound: _Bound) -> None:
             )
 
 
-def _explain(record: FaultRecord, spec: Specialization, op: str, group: GroupLike | None) -> PeertileError:
+def _explain(
+    record: FaultRecord, spec: Specialization, bound: _Bound, op: str, group: GroupLike | None
+) -> PeertileError:
     """The user's error for a device's fault record; marks the group broken, so that no peer waits in vain."""
-    error = _explain_alone(record, spec, op, group)
+    error = _explain_alone(record, spec, bound, op, group)
     if group is not None and group.failure() is None:
         group.fail(f"{type(error).__name__}: {error.message if isinstance(error, DeviceFault) else error}")
     return error
 
 
-def _explain_alone(record: FaultRecord, spec: Specialization, op: str, group: GroupLike | None) -> PeertileError:
+def _explain_alone(
+    record: FaultRecord, spec: Specialization, bound: _Bound, op: str, group: GroupLike | None
+) -> PeertileError:
     if record.kind is FaultKind.ABORTED and group is not None:
         failure = group.failure()
         if failure is not None:
@@ -554,8 +607,8 @@ def _explain_alone(record: FaultRecord, spec: Specialization, op: str, group: Gr
         return OutOfBounds(f"{text}: got {record.got}, limit {record.limit}", op=op, place=where)
     if record.kind is FaultKind.SIGNATURE:
         return SignatureMismatch(
-            f"mailbox: a peer posted from another kernel, grid or arguments (signature {record.got:#08x}, "
-            f"expected {record.limit:#08x}); launch the same kernel with the same grid and scalars on every rank",
+            f"mailbox: {_mismatch(record, bound, op)}; launch the same kernel with the same grid and scalars on every "
+            "rank",
             op=op,
             place=where,
         )

@@ -560,14 +560,75 @@ def test_not_of_a_tile_is_refused():
     refuses(kernel, "`not`: expected a bool scalar, got a tile bool[64]; use ~ for each element")
 
 
-def test_break_of_an_unrolled_loop_under_a_run_time_condition_is_refused():
-    def kernel(z, n):
+@pytest.mark.feature("K7", "cpu")
+@pytest.mark.parametrize("n", range(-1, 7))
+def test_an_unrolled_loop_is_left_under_run_time_conditions(n):
+    def kernel(out, n):
+        total, last = 0, -1
+        for k in T.static_range(5):
+            if n == k + 1:
+                continue
+            if n == k:
+                total += 100
+                break
+            for j in T.static_range(3):
+                if j == 1 and n > 2:
+                    break
+                total += 1
+            total += 10
+            last = k
+        out.store(T.full((1,), total * 10 + last))
+
+    total, last = 0, -1
+    for k in range(5):
+        if n == k + 1:
+            continue
+        if n == k:
+            total += 100
+            break
+        total += (1 if n > 2 else 3) + 10
+        last = k
+    assert value_of(kernel, n) == total * 10 + last
+
+
+def first_at_least(n, *, limits):
+    for limit in limits:
+        if limit >= n:
+            return limit
+    return -1
+
+
+@pytest.mark.parametrize("n", [0, 3, 4, 9, 10])
+def test_a_helper_returns_from_an_unrolled_loop(n):
+    def kernel(out, n):
+        out.store(T.full((1,), first_at_least(n, limits=(3, 5, 9))))
+
+    assert value_of(kernel, n) == next((x for x in (3, 5, 9) if x >= n), -1)
+
+
+def test_a_kernel_returns_from_an_unrolled_loop_and_carries_tiles():
+    def kernel(out, n):
+        t = T.zeros((1,), T.i64)
         for k in T.static_range(4):
+            if n == k:
+                continue
+            t = t + (1 << k)
+            if n + 10 == k:
+                out.store(t * 0 - 1)
+                return
+        out.store(t)
+
+    assert [value_of(kernel, n) for n in (0, 3, 9, -8)] == [14, 7, 15, -1]
+
+
+def test_ways_out_of_an_unrolled_loop_have_a_limit():
+    def kernel(z, n):
+        for k in T.static_range(65):
             if n > k:
                 break
 
-    message = "`break` under a run-time condition in an unrolled loop: expected a compile-time condition; use T.range"
-    refuses(kernel, message, "break")
+    message = "unrolled loop left under a run-time condition: expected at most 64 trips, got 65; use T.range"
+    refuses(kernel, message)
 
 
 def test_unrolling_has_a_limit():
@@ -578,17 +639,60 @@ def test_unrolling_has_a_limit():
     refuses(kernel, "unrolled loop: expected at most 1024 trips, got more; use T.range", "T.static_range(100000)")
 
 
-@pytest.mark.parametrize("step", [0, -1])
-def test_a_step_must_be_positive(step):
+def test_a_step_is_not_0():
     def kernel(z, n):
-        for _ in T.range(0, n, step):
+        for _ in T.range(0, n, 0):
             pass
 
-    message = (
-        f"T.range: step: expected a positive integer, got {step}; count upwards and compute the index, "
-        "as in `n - 1 - i`"
-    )
-    refuses(kernel, message, "T.range(0, n, step)")
+    refuses(kernel, "T.range: step: expected an integer other than 0, got 0", "T.range(0, n, 0)")
+
+
+@pytest.mark.feature("K7", "cpu")
+@pytest.mark.parametrize("bounds", [(7, -1), (7, 0), (0, 7), (3, 3), (-(2**63) + 5, -(2**63)), (2**63 - 1, 2**63 - 9)])
+@pytest.mark.parametrize("step", [-1, -2, -3])
+def test_a_negative_step_counts_down(bounds, step):
+    def kernel(out, lo, hi):
+        count, code = 0, 0
+        for k in T.range(lo, hi, step):
+            count += 1
+            code = code * 31 + k
+        out.store(T.full((1,), code * 100 + count))
+
+    code = 0
+    trips = range(*bounds, step)
+    for k in trips:
+        code = code * 31 + k
+    want = (code * 100 + len(trips)) % 2**64
+    assert value_of(kernel, *bounds) == want - (2**64 if want >> 63 else 0)
+
+
+def test_counting_down_takes_unsigned_numbers():
+    def kernel(out, n):
+        total = T.u8(0)
+        for k in T.range(n.astype(T.u8), T.u8(0), -1):
+            total = total * 3 + k
+        out.store(T.full((1,), total.astype(T.i64)))
+
+    total = 0
+    for k in range(5, 0, -1):
+        total = (total * 3 + k) % 256
+    assert value_of(kernel, 5) == total
+
+
+@pytest.mark.feature("K7", "cpu")
+def test_a_loop_carries_tuples():
+    def kernel(out, n):
+        pair, count = (T.zeros((1,), T.i64), (1, 2)), 0
+        for k in T.range(n):
+            tile, (a, c) = pair
+            pair = (tile + a, (c, a + c))
+            count = count + k
+        out.store(pair[0] * 1000 + pair[1][0] * 10 + count)
+
+    tile, a, c = 0, 1, 2
+    for _ in range(6):
+        tile, a, c = tile + a, c, a + c
+    assert value_of(kernel, 6) == tile * 1000 + a * 10 + 15
 
 
 def test_a_run_time_step_is_checked():
@@ -597,7 +701,7 @@ def test_a_run_time_step_is_checked():
             pass
 
     check = only(build(kernel), ops.Check)
-    assert check.message == "T.range: step must be positive"
+    assert check.message == "T.range: a run-time step must be positive"
 
 
 def test_a_step_of_counts_needs_no_check():

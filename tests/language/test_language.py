@@ -14,7 +14,7 @@ from peertile.ir.types import Access
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.language.word import KernelOnly, word_of
 
-PARAMS = "z, x, y, m, p, words, s, c, b, box, ptr, n"
+PARAMS = "z, x, y, m, p, words, s, c, b, box, ptr, n, h"
 PRELUDE = """
 N = 64
 t = x.load((0,), (64,))
@@ -138,7 +138,7 @@ def test_annotations_may_be_text():
 
 
 TYPES = (
-    "T.Exclusive, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, T.Const[...], or a dtype "
+    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, T.Const[...], or a dtype "
     "such as T.i32 for a scalar"
 )
 

@@ -55,7 +55,9 @@ def test_kernels_cover_the_ops() -> None:
     seen = Counter(type(op) for seed in range(150) for op in walk(random_kernel(seed).kernel.body))
     wanted = {
         ops.Const, ops.UnaryOp, ops.BinaryOp, ops.CompareOp, ops.Select, ops.Fma, ops.Cast, ops.Bitcast, ops.Broadcast,
-        ops.Reshape, ops.Permute, ops.Reduce, ops.Mma, ops.Load, ops.Store, ops.TileAtomic, ops.WordLoad, ops.WordStore,
+        ops.Reshape, ops.Permute, ops.Reduce, ops.Mma,
+        ops.ReduceWith, ops.ScanWith, ops.Sort, ops.Take, ops.Extract, ops.Insert, ops.Iota, ops.WordRmw,
+        ops.Load, ops.Store, ops.TileAtomic, ops.WordLoad, ops.WordStore,
         ops.TileIndex, ops.ProgramId, ops.For, ops.Loop, ops.If, ops.Yield, ops.Continue, ops.Break, ops.Return,
     }  # fmt: skip
     assert wanted <= set(seen)

@@ -8,35 +8,57 @@ it once, when a mailbox is made. The proof is in docs/concepts/mailbox.md.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from peertile.errors import ArgumentError
+from peertile.ir.types import Link
 
 __all__ = ["Links", "acknowledgement_needed"]
 
 
 class Links(NamedTuple):
-    """Directed links between `size` ranks, as (source, destination) pairs without self links."""
+    """Directed links between `size` ranks, as (source, destination) pairs.
+
+    A pair (r, r) says that rank r collects its own tile too; it costs nothing.
+    """
 
     size: int
     pairs: frozenset[tuple[int, int]]
 
     @staticmethod
     def all_to_all(size: int) -> Links:
-        """Every rank sends to every other."""
-        return Links(size, frozenset((s, d) for s in range(size) for d in range(size) if s != d))
+        """Every rank sends to every rank, itself included."""
+        return Links(size, frozenset((s, d) for s in range(size) for d in range(size)))
 
     @staticmethod
-    def ring(size: int) -> Links:
-        """Rank r sends to r + 1, the last to the first."""
-        return Links(size, frozenset((r, (r + 1) % size) for r in range(size) if size > 1))
+    def ring(size: int, step: int = 1) -> Links:
+        """Rank r sends to r + step, round the ring. Nobody collects its own tile, unless it is alone."""
+        return Links(size, frozenset((r, (r + step) % size) for r in range(size)))
 
     @staticmethod
     def broadcast(size: int, root: int = 0) -> Links:
-        """`root` sends to every other rank."""
+        """`root` sends to every rank, itself included; nobody else sends."""
         if not 0 <= root < size:
             raise ArgumentError(f"root: expected 0 to {size - 1}, got {root}")
-        return Links(size, frozenset((root, d) for d in range(size) if d != root))
+        return Links(size, frozenset((root, d) for d in range(size)))
+
+    @staticmethod
+    def among(size: int, members: Iterable[int]) -> Links:
+        """All-to-all between `members` alone; the others post and collect nothing, but take part in the launch."""
+        chosen = sorted(set(members))
+        if not all(0 <= r < size for r in chosen):
+            raise ArgumentError(f"members: expected ranks 0 to {size - 1}, got {chosen}")
+        return Links(size, frozenset((s, d) for s in chosen for d in chosen))
+
+    @staticmethod
+    def of(size: int, pairs: Iterable[tuple[int, int]]) -> Links:
+        """Any pairs (source, destination)."""
+        found = frozenset((int(s), int(d)) for s, d in pairs)
+        wrong = sorted(p for p in found if not all(0 <= r < size for r in p))
+        if wrong:
+            raise ArgumentError(f"pairs: expected ranks 0 to {size - 1}, got {wrong}")
+        return Links(size, found)
 
     def hops(self, start: int, goal: int) -> float:
         """Links on the shortest way from `start` to `goal`; infinity if there is none."""
@@ -52,9 +74,25 @@ class Links(NamedTuple):
                     queue.append(d)
         return float("inf")
 
+    def acknowledged(self, depth: int, posts_ahead: int = 1) -> frozenset[tuple[int, int]]:
+        """The links whose receivers must give slots back before they are written again."""
+        if depth < posts_ahead:
+            raise ArgumentError(f"depth: expected at least posts_ahead = {posts_ahead}, got {depth}")
+        return frozenset((s, d) for s, d in self.pairs if s != d and depth < posts_ahead * (1 + self.hops(d, s)))
+
+    def words(self, rank: int, depth: int, posts_ahead: int = 1) -> list[int]:
+        """What `rank` has with each rank, as `ir.types.Link`."""
+        acknowledged = self.acknowledged(depth, posts_ahead)
+        found = []
+        for other in range(self.size):
+            out, back = (rank, other), (other, rank)
+            word = Link.SENDS * (out in self.pairs) | Link.RECEIVES * (back in self.pairs)
+            word |= Link.SENDS_ACKNOWLEDGED * (out in acknowledged)
+            word |= Link.RECEIVES_ACKNOWLEDGED * (back in acknowledged)
+            found.append(int(word))
+        return found
+
 
 def acknowledgement_needed(links: Links, depth: int, posts_ahead: int = 1) -> bool:
     """Whether any link needs acknowledgements at this depth."""
-    if depth < posts_ahead:
-        raise ArgumentError(f"depth: expected at least posts_ahead = {posts_ahead}, got {depth}")
-    return any(depth < posts_ahead * (1 + links.hops(d, s)) for s, d in links.pairs)
+    return bool(links.acknowledged(depth, posts_ahead))

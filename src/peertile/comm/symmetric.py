@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from peertile.comm.links import Links, acknowledgement_needed
+from peertile.comm.labels import NBYTES as LABEL_BYTES
+from peertile.comm.labels import Labels
+from peertile.comm.links import Links
 from peertile.dtypes import DType
 from peertile.errors import AllocationError, ArgumentError, UsageError
 from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
@@ -192,10 +194,12 @@ class SymmetricHeap:
         programs: int,
         depth: int = 2,
         links: Links | None = None,
+        posts_ahead: int = 1,
     ) -> Mailbox:
         """A mailbox of tiles `tile` (extents are powers of two) of `dtype` for grids of up to `programs`
         programs, with `depth` (a power of two) rounds of slots. Memory on every rank:
-        programs · depth · ranks · bytes of a tile. See docs/concepts/mailbox.md.
+        programs · depth · ranks · bytes of a tile. `links` says who sends to whom (default: everybody to everybody),
+        `posts_ahead` how many rounds a kernel may post before it collects the first. See docs/concepts/mailbox.md.
         """
         shape = (tile,) if isinstance(tile, int | np.integer) else tuple(tile)
         for n in shape:
@@ -203,7 +207,15 @@ class SymmetricHeap:
                 raise ArgumentError(f"tile: expected extents that are powers of two, got {n!r} in {shape}")
         if depth < 1 or depth & (depth - 1):
             raise ArgumentError(f"depth: expected a power of two, got {depth}")
-        return Mailbox(self, tuple(int(n) for n in shape), dtype, _positive("programs", programs), depth, links)
+        if not 1 <= posts_ahead <= depth:
+            raise ArgumentError(
+                f"posts_ahead: expected 1 to depth = {depth}, got {posts_ahead}; a round needs a slot of its own"
+            )
+        size = self.group.size
+        if links is not None and links.size != size:
+            raise ArgumentError(f"links: expected links between {size} ranks, as the group has, got {links.size}")
+        dims = tuple(int(n) for n in shape)
+        return Mailbox(self, dims, dtype, _positive("programs", programs), depth, links, posts_ahead)
 
     def free(self, item: SymmetricTensor | _Channel) -> None:
         """Give an object back, collectively and in the same order on every rank; its bytes are reused."""
@@ -331,7 +343,7 @@ class SymmetricTensor:
             self._parts[rank] = Tensor(storage, self.dtype, self.shape)
         return self._parts[rank]
 
-    def partition(self, tile_shape: int | Sequence[int]) -> Partition:
+    def partition(self, tile_shape: int | Sequence[int | None] | None) -> Partition:
         """This rank's part cut into tiles, for `T.Exclusive`."""
         return self.local.partition(tile_shape)
 
@@ -453,6 +465,7 @@ class Mailbox(_Channel):
         programs: int,
         depth: int,
         links: Links | None,
+        posts_ahead: int,
     ) -> None:
         super().__init__(heap)
         n = heap.group.size
@@ -461,7 +474,12 @@ class Mailbox(_Channel):
         self.dtype = dtype
         self.programs = programs
         self.depth = depth
-        self.acknowledged = acknowledgement_needed(links or Links.all_to_all(n), depth)
+        everybody = Links.all_to_all(n)
+        self.links = everybody if links is None else links
+        self.posts_ahead = posts_ahead
+        self.acknowledged = bool(self.links.acknowledged(depth, posts_ahead))
+        linked = self.links != everybody
+        heap.group.agree((sorted(self.links.pairs), posts_ahead), "SymmetricHeap.mailbox: links and posts_ahead")
         rows = programs * depth * n
         storage = heap._take(f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}", rows * numel * dtype.itemsize)
         self._shared.append(storage)
@@ -471,4 +489,29 @@ class Mailbox(_Channel):
         words += self._words("mailbox signatures", (programs * depth, n))
         if self.acknowledged:
             words += self._words("mailbox acknowledgements", (programs, n))
-        self._finish(MailboxType(dtype, tile_shape, depth, self.acknowledged), words, programs)
+        if linked:
+            words += self._link_words(self.links.words(heap.group.rank, depth, posts_ahead))
+        self.labels = self._labels()
+        kind = MailboxType(dtype, tile_shape, depth, self.acknowledged, linked, posts_ahead)
+        self._finish(kind, words, programs)
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        # The labels are no words: recovery leaves them as they are.
+        return (*self._shared, *([self._label_storage] if self.labels is not None else []))
+
+    def _link_words(self, values: list[int]) -> tuple[int, ...]:
+        """What this rank has with each rank: never written again, so not among the words that recovery resets."""
+        self._links = self.heap.device.asarray(np.array(values, np.uint64))
+        return (self._links.address, *self._links.shape, *self._links.strides)
+
+    def _labels(self) -> Labels | None:
+        """The table of what each rank launches, where the host can read the memory of devices."""
+        heap = self.heap
+        if not heap.device.capabilities.host_addressable:
+            return None
+        storage = heap._take("mailbox labels", LABEL_BYTES)
+        heap._zero(storage)
+        self._label_storage = storage
+        offset = heap._offset(storage)
+        return Labels([base + offset for base in heap.bases], heap.group.rank)

@@ -23,6 +23,7 @@ from peertile.frontend.statements import run_block
 from peertile.frontend.values import (
     NONE,
     Abstract,
+    Accumulate,
     Barrier,
     Counter,
     Exclusive,
@@ -39,11 +40,13 @@ from peertile.ir import ops
 from peertile.ir.core import Block, Kernel, Op, Value
 from peertile.ir.types import (
     INDEX,
+    Access,
     BarrierType,
     CounterType,
     MailboxType,
     PointerType,
     SignalType,
+    Space,
     SymmetricType,
     TileType,
     Type,
@@ -126,6 +129,8 @@ def _sort_parameters(
 def _handle(b: Build, name: str, value: Value) -> Abstract:
     """What a parameter of a type can be used for in the kernel."""
     match value.type:
+        case ViewType(partition=None, access=Access.WRITE, space=Space.DEVICE):
+            return Accumulate(name, value)
         case ViewType(partition=None):
             return View(name, value)
         case ViewType(partition=partition) as t:

@@ -9,7 +9,19 @@ from types import FunctionType
 from typing import Any, Final
 
 from peertile.dtypes import DType
-from peertile.frontend import impl_comm, impl_memory, impl_tiles, impl_unsafe, impl_words
+from peertile.frontend import (
+    impl_accumulate,
+    impl_comm,
+    impl_folds,
+    impl_memory,
+    impl_pieces,
+    impl_random,
+    impl_tiles,
+    impl_transfers,
+    impl_unsafe,
+    impl_views,
+    impl_words,
+)
 from peertile.frontend.impl_control import static_range
 from peertile.frontend.impl_tiles import typed
 from peertile.frontend.operators import as_value
@@ -22,7 +34,10 @@ from peertile.language.word import KernelOnly, word_of
 __all__ = ["call"]
 
 # The implementations register themselves when imported; named here so that no import looks unused.
-IMPLEMENTATIONS: Final = (impl_comm, impl_memory, impl_tiles, impl_unsafe, impl_words)
+IMPLEMENTATIONS: Final = (
+    impl_accumulate, impl_comm, impl_folds, impl_memory, impl_pieces, impl_random, impl_tiles, impl_transfers,
+    impl_unsafe, impl_views, impl_words,
+)  # fmt: skip
 
 _Evaluate = Callable[[Build, ast.expr], Abstract]
 

@@ -18,6 +18,7 @@ from peertile.ir.ops import Rounding
 from peertile.ir.types import MAX_TILE_RANK, TileType
 
 __all__ = [
+    "axis_number",
     "broadcast_shapes",
     "broadcast_to",
     "cast",
@@ -230,6 +231,14 @@ def int_arg(b: Build, value: Abstract, role: str) -> int:
             f"{role}: expected an int known at compile time, got the run-time value {value.type}; make it T.Const[int]"
         )
     b.fail(f"{role}: expected an int known at compile time, got {describe(value)}")
+
+
+def axis_number(b: Build, axis: int, rank: int, role: str) -> int:
+    """An axis from 0, of one that may count from the last."""
+    if not -rank <= axis < rank:
+        allowed = f"{-rank} to {rank - 1}" if rank else "none for a scalar"
+        b.fail(f"{role}: expected an axis from {allowed}, got {axis}")
+    return axis % rank
 
 
 def flag_arg(b: Build, value: Abstract, role: str) -> bool:

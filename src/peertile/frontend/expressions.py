@@ -16,6 +16,7 @@ from peertile.frontend.resolve import did_you_mean, known_attribute, lookup
 from peertile.frontend.scope import Build
 from peertile.frontend.values import (
     Abstract,
+    Accumulate,
     Counter,
     ExclusiveTile,
     Known,
@@ -202,6 +203,11 @@ def _no_attribute(value: Abstract, words: type | None, name: str) -> str:
         return (
             f"`{value.name}.{name}`: expected one rank's part, got the symmetric parameter; "
             f"write {value.name}.local.{name}(...) or {value.name}.at(rank).{name}(...)"
+        )
+    if isinstance(value, Accumulate) and name in ("load", "store", "load_like"):
+        return (
+            f"`{value.name}.{name}`: expected an atomic update, got an access that another program's update could "
+            f"meet; write {value.name}.atomic_add(index, tile), and read the tensor in the next launch"
         )
     if isinstance(value, ExclusiveTile) and name in ("load_like", "num_tiles", "at"):
         return f"{describe(value)} has no `.{name}`; it is owned already: z.load() and z.store(tile) take no index"

@@ -28,7 +28,7 @@ from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.types import INDEX, ObjectType
 
-__all__ = ["linear_program"]
+__all__ = ["linear_program", "notify_rank"]
 
 
 def linear_program(b: Build) -> Value:
@@ -79,6 +79,18 @@ def _signal_slot(b: Build, self: Abstract, slot: Abstract) -> Abstract:
     return SignalSlot(self, _slot(b, slot, self.value, self.name, "signal"))
 
 
+@implements(T.Signal.rank)
+def _signal_rank(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Signal)
+    return Tile(rank_of(b, self.value))
+
+
+@implements(T.Signal.num_ranks)
+def _signal_num_ranks(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Signal)
+    return Tile(num_ranks_of(b, self.value))
+
+
 @implements(T.Signal.notify)
 def _notify(b: Build, self: Abstract, to: Abstract, slot: Abstract) -> Abstract:
     assert isinstance(self, Signal)
@@ -89,6 +101,13 @@ def _notify(b: Build, self: Abstract, to: Abstract, slot: Abstract) -> Abstract:
 def _notify_slot(b: Build, self: Abstract, to: Abstract) -> Abstract:
     assert isinstance(self, SignalSlot)
     return _emit_notify(b, self.signal, self.slot, to)
+
+
+def notify_rank(b: Build, signal: Signal | SignalSlot, rank: Value) -> None:
+    """Notifies one rank, which is known to be one, at the named slot or the program's own."""
+    own = signal if isinstance(signal, Signal) else signal.signal
+    slot = signal.slot if isinstance(signal, SignalSlot) else linear_program(b)
+    b.builder.emit(ops.Notify, (own.value, slot, rank))
 
 
 def _emit_notify(b: Build, signal: Signal, slot: Value, to: Abstract) -> Abstract:
@@ -122,6 +141,12 @@ def _emit_wait(b: Build, signal: Signal, slot: Value, rank: Abstract) -> Abstrac
 def _counter_slot(b: Build, self: Abstract, slot: Abstract) -> Abstract:
     assert isinstance(self, Counter)
     return CounterSlot(self, _slot(b, slot, self.value, self.name, "counter"))
+
+
+@implements(T.Counter.rank)
+def _counter_rank(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Counter)
+    return Tile(rank_of(b, self.value))
 
 
 @implements(T.Counter.num_ranks)
@@ -169,6 +194,32 @@ def _counter_wait_slot(b: Build, self: Abstract, n: Abstract) -> Abstract:
 
 def _emit_counter_wait(b: Build, counter: Counter, slot: Value, n: Abstract) -> Abstract:
     b.builder.emit(ops.CounterWait, (counter.value, slot, _amount(b, n, f"`{counter.name}.wait`: n")))
+    return NONE
+
+
+@implements(T.Barrier.rank)
+def _barrier_rank(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Barrier)
+    return Tile(rank_of(b, self.value))
+
+
+@implements(T.Barrier.num_ranks)
+def _barrier_num_ranks(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Barrier)
+    return Tile(num_ranks_of(b, self.value))
+
+
+@implements(T.Barrier.arrive)
+def _barrier_arrive(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Barrier)
+    b.builder.emit(ops.BarrierArrive, (self.value,))
+    return NONE
+
+
+@implements(T.Barrier.wait)
+def _barrier_wait(b: Build, self: Abstract) -> Abstract:
+    assert isinstance(self, Barrier)
+    b.builder.emit(ops.BarrierWait, (self.value,))
     return NONE
 
 

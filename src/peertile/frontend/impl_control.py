@@ -22,7 +22,7 @@ from peertile.frontend.values import (
 )
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.ops import Binary, CheckKind, Compare
+from peertile.ir.ops import Binary, CheckKind, Compare, Unary
 from peertile.ir.types import BOOL, INDEX, TileType
 
 __all__ = ["static_range"]
@@ -92,11 +92,12 @@ def _range(b: Build, lo: Abstract, hi: Abstract, step: Abstract, stages: Abstrac
         ok = isinstance(v, Known) and isinstance(v.value, int) and not isinstance(v.value, bool)
         if not ok and not (isinstance(v, Tile) and v.type.is_scalar and v.type.dtype.is_int):
             b.fail(f"{role}: {name}: expected an integer scalar, got {describe(v)}")
-    if isinstance(step, Known) and step.value <= 0:
-        b.fail(
-            f"{role}: step: expected a positive integer, got {step.value}; "
-            "count upwards and compute the index, as in `n - 1 - i`"
-        )
+    if step == Known(0):
+        b.fail(f"{role}: step: expected an integer other than 0, got 0")
+    is_down = isinstance(step, Known) and step.value < 0
+    if is_down:
+        assert isinstance(step, Known)
+        step = Known(-step.value)
     n_stages = int_arg(b, stages, f"{role}: stages")
     if n_stages < 1:
         b.fail(f"{role}: stages: expected 1 or more, got {n_stages}")
@@ -105,8 +106,12 @@ def _range(b: Build, lo: Abstract, hi: Abstract, step: Abstract, stages: Abstrac
         t = by.type
         assert isinstance(t, TileType)
         ok_value = b.builder.value(ops.CompareOp, (by, constant(b, 0, t.dtype)), BOOL, fn=Compare.GT)
-        b.builder.emit(ops.Check, (ok_value,), kind=CheckKind.ASSERT, message="T.range: step must be positive")
-    return RangeIterator(low, high, by, n_stages)
+        b.builder.emit(
+            ops.Check, (ok_value,), kind=CheckKind.ASSERT, message="T.range: a run-time step must be positive"
+        )
+    if is_down:
+        low, high = (b.builder.value(ops.UnaryOp, (v,), v.type, fn=Unary.NOT) for v in (low, high))
+    return RangeIterator(low, high, by, n_stages, is_down)
 
 
 def static_range(b: Build, role: str, args: list[Abstract]) -> StaticIterator:

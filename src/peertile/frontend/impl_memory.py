@@ -31,7 +31,10 @@ from peertile.ir.ops import Padding
 from peertile.ir.types import INDEX, SymmetricType, TileType, ViewType
 from peertile.memory_model import Order, Rmw
 
-__all__ = ["atomic_rmw", "index_args", "load_tile", "num_tiles", "peer_view", "store_tile", "writable"]
+__all__ = [
+    "atomic_rmw", "index_args", "load_tile", "num_tiles", "padding_arg", "peer_view", "shape_for", "store_tile",
+    "tile_to_store", "writable",
+]  # fmt: skip
 
 _PADDING: Final = "a T.Padding, such as T.Padding.NEG_INF"
 
@@ -41,7 +44,8 @@ def num_tiles(b: Build, view: Value, shape: Sequence[int]) -> tuple[Value, ...]:
     return tuple(b.builder.value(ops.NumTiles, (view,), INDEX, axis=k, size=n) for k, n in enumerate(shape))
 
 
-def _padding(b: Build, value: Abstract, dtype: T.DType, role: str) -> Padding:
+def padding_arg(b: Build, value: Abstract, dtype: T.DType, role: str) -> Padding:
+    """A padding that the dtype has."""
     padding = enum_arg(b, value, Padding, f"{role}: padding", _PADDING)
     assert isinstance(padding, Padding)
     if padding is not Padding.ZERO and not dtype.is_float:
@@ -67,7 +71,7 @@ def _load(b: Build, view: Value, index: Sequence[Value], shape: tuple[int, ...],
     return Tile(b.builder.value(ops.Load, (view, *index), TileType(t.dtype, shape), padding=padding))
 
 
-def _tile_to_store(b: Build, value: Abstract, t: ViewType, shape: tuple[int, ...] | None, name: str) -> Value:
+def tile_to_store(b: Build, value: Abstract, t: ViewType, shape: tuple[int, ...] | None, name: str) -> Value:
     """The tile of a store, of exactly the view's dtype and the given shape (None: the tile's own)."""
     role = f"store to `{name}`"
     if isinstance(value, Known) and isinstance(value.value, bool | int | float):
@@ -151,7 +155,7 @@ def _exclusive_ndim(b: Build, self: Abstract) -> Abstract:
 def _exclusive_load(b: Build, self: Abstract, padding: Abstract) -> Abstract:
     z = _exclusive(self)
     index = _own_index(b, z, "load()")
-    pad = _padding(b, padding, z.type.dtype, f"load from `{z.name}`")
+    pad = padding_arg(b, padding, z.type.dtype, f"load from `{z.name}`")
     return _load(b, z.view, index, z.partition.tile_shape, pad)
 
 
@@ -159,7 +163,7 @@ def _exclusive_load(b: Build, self: Abstract, padding: Abstract) -> Abstract:
 def _exclusive_store(b: Build, self: Abstract, tile: Abstract) -> Abstract:
     z = _exclusive(self)
     index = _own_index(b, z, "store(...)")
-    value = _tile_to_store(b, tile, z.type, z.partition.tile_shape, z.name)
+    value = tile_to_store(b, tile, z.type, z.partition.tile_shape, z.name)
     b.builder.emit(ops.Store, (z.view, value, *index))
     return NONE
 
@@ -199,7 +203,8 @@ def _view_ndim(b: Build, self: Abstract) -> Abstract:
     return Known(_view(self).type.rank)
 
 
-def _shape_for(b: Build, value: Abstract, rank: int, role: str) -> tuple[int, ...]:
+def shape_for(b: Build, value: Abstract, rank: int, role: str) -> tuple[int, ...]:
+    """The shape of a tile of a view of `rank` axes."""
     shape = shape_arg(b, value, f"{role}: shape")
     if len(shape) != rank:
         b.fail(f"{role}: shape: expected {rank} extents, one per axis, got {known_shape(shape)}")
@@ -210,9 +215,9 @@ def _shape_for(b: Build, value: Abstract, rank: int, role: str) -> tuple[int, ..
 def load_tile(b: Build, self: Abstract, index: Abstract, shape: Abstract, padding: Abstract) -> Abstract:
     view = _view(self)
     role = f"load from `{view.name}`"
-    extents = _shape_for(b, shape, view.type.rank, role)
+    extents = shape_for(b, shape, view.type.rank, role)
     indices = index_args(b, index, view.type.rank, role)
-    return _load(b, view.value, indices, extents, _padding(b, padding, view.type.dtype, role))
+    return _load(b, view.value, indices, extents, padding_arg(b, padding, view.type.dtype, role))
 
 
 @implements(T.Shared.load_like)
@@ -230,13 +235,13 @@ def _view_load_like(b: Build, self: Abstract, tile: Abstract, padding: Abstract)
             f"{role}: load_like: expected a view of {view.type.rank} axes, got `{tile.name}` of {len(index)}; "
             f"use {view.name}.load(index, shape)"
         )
-    return _load(b, view.value, index, tile.partition.tile_shape, _padding(b, padding, view.type.dtype, role))
+    return _load(b, view.value, index, tile.partition.tile_shape, padding_arg(b, padding, view.type.dtype, role))
 
 
 @implements(T.Shared.num_tiles)
 def _view_num_tiles(b: Build, self: Abstract, shape: Abstract) -> Abstract:
     view = _view(self)
-    extents = _shape_for(b, shape, view.type.rank, f"`{view.name}.num_tiles`")
+    extents = shape_for(b, shape, view.type.rank, f"`{view.name}.num_tiles`")
     return Tup(tuple(map(Tile, num_tiles(b, view.value, extents))))
 
 
@@ -251,7 +256,7 @@ def writable(b: Build, view: View, what: str) -> None:
 def store_tile(b: Build, self: Abstract, index: Abstract, tile: Abstract) -> Abstract:
     view = _view(self)
     writable(b, view, "store to")
-    value = _tile_to_store(b, tile, view.type, None, view.name)
+    value = tile_to_store(b, tile, view.type, None, view.name)
     indices = index_args(b, index, view.type.rank, f"store to `{view.name}`")
     b.builder.emit(ops.Store, (view.value, value, *indices))
     return NONE
@@ -285,7 +290,7 @@ def _view_atomic(
     role = f"atomic on `{view.name}`"
     writable(b, view, "atomic on")
     kind = atomic_rmw(b, enum_arg(b, rmw, Rmw, f"{role}: rmw", "a T.Rmw, such as T.Rmw.MAX"), view.type.dtype, role)
-    value = _tile_to_store(b, tile, view.type, None, view.name)
+    value = tile_to_store(b, tile, view.type, None, view.name)
     indices = index_args(b, index, view.type.rank, role)
     o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
     s = scope_of_atomic(b, scope, view.type.space, role)
@@ -301,7 +306,7 @@ def _peer(self: Abstract) -> Peer:
 def peer_view(b: Build, peer: Peer, rank: Value) -> View:
     """The part of a symmetric parameter on `rank`, checked to be a rank unless it is one by construction."""
     check_range(b, rank, lambda: num_ranks_of(b, peer.value), "peer rank out of range", b.proven_ranks)
-    return View(peer.name, b.builder.value(ops.PeerView, (peer.value, rank), peer.type.view), peer=True)
+    return View(peer.name, b.builder.value(ops.PeerView, (peer.value, rank), peer.type.view), peer=True, rank=rank)
 
 
 @implements(T.Peer.at)

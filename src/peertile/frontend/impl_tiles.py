@@ -1,4 +1,4 @@
-"""Words on tiles: creation, elementwise functions, casts, shape, reductions, mma. No memory, no control."""
+"""Words on tiles: creation, elementwise functions, casts, shape, mma. No memory, no control, no folds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import peertile.language as T
-from peertile.dtypes import DType
+from peertile.dtypes import DType, b1
 from peertile.frontend.convert import (
+    axis_number,
     broadcast_shapes,
     broadcast_to,
     cast,
@@ -28,10 +29,11 @@ from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
 from peertile.frontend.values import NONE, Abstract, Known, Pointer, Tile, Tup, describe, is_number
 from peertile.ir import ops
-from peertile.ir.ops import Binary, Compare, Fold, Rounding, Unary
+from peertile.ir.ops import Binary, Compare, Precision, Rounding, Unary
 from peertile.ir.types import MAX_TILE_RANK, TileType
+from peertile.language.folds import NanRule
 
-__all__ = ["enum_arg", "known_tuple", "typed"]
+__all__ = ["enum_arg", "known_tuple", "least", "nan_arg", "tuple_text", "typed"]
 
 
 def known_tuple(values: tuple[int, ...]) -> Tup:
@@ -108,8 +110,6 @@ _FLOAT_WORDS: Final[dict[Unary, Any]] = {
 }  # fmt: skip
 
 _BINARY_WORDS: Final[dict[Binary, tuple[Any, str]]] = {
-    Binary.MIN: (T.minimum, "T.minimum"),
-    Binary.MAX: (T.maximum, "T.maximum"),
     Binary.POW: (T.pow, "T.pow"),
     Binary.MOD: (T.mod, "T.mod"),
     Binary.REM: (T.rem, "T.rem"),
@@ -150,6 +150,36 @@ def _implements_binary(word: Any, fn: Binary, role: str) -> None:
 
 for _binary, (_word, _role) in _BINARY_WORDS.items():
     _implements_binary(_word, _binary, _role)
+
+
+def least(b: Build, fn: Binary, x: Abstract, y: Abstract, rule: NanRule, role: str) -> Tile:
+    """MIN or MAX of two operands by a NaN rule."""
+    both = elementwise(b, fn, x, y, role)
+    if rule is NanRule.PROPAGATE or not both.type.dtype.is_float:
+        return both
+    left, right = pair(b, x, y, role)
+    is_nan = [
+        Tile(b.builder.value(ops.CompareOp, (v, v), both.type.with_dtype(b1), fn=Compare.NE)) for v in (left, right)
+    ]
+    first = b.builder.value(ops.Select, (is_nan[1].value, left, both.value), both.type)
+    return Tile(b.builder.value(ops.Select, (is_nan[0].value, right, first), both.type))
+
+
+def nan_arg(b: Build, value: Abstract, role: str) -> NanRule:
+    """A NaN rule."""
+    rule = enum_arg(b, value, NanRule, f"{role}: nan", "a T.NanRule, such as T.NanRule.IGNORE")
+    assert isinstance(rule, NanRule)
+    return rule
+
+
+@implements(T.minimum)
+def _minimum(build: Build, a: Abstract, b: Abstract, nan: Abstract) -> Abstract:
+    return least(build, Binary.MIN, a, b, nan_arg(build, nan, "T.minimum"), "T.minimum")
+
+
+@implements(T.maximum)
+def _maximum(build: Build, a: Abstract, b: Abstract, nan: Abstract) -> Abstract:
+    return least(build, Binary.MAX, a, b, nan_arg(build, nan, "T.maximum"), "T.maximum")
 
 
 @implements(T.atan2)
@@ -280,28 +310,22 @@ def _reshape(b: Build, x: Abstract, shape: Abstract) -> Abstract:
     extents = shape_arg(b, shape, "reshape: shape")
     to = tile.type.with_shape(extents)
     if to.numel != tile.type.numel:
-        b.fail(f"reshape: expected a shape of {tile.type.numel} elements for {tile.type}, got {_tuple(extents)}")
+        b.fail(f"reshape: expected a shape of {tile.type.numel} elements for {tile.type}, got {tuple_text(extents)}")
     return tile if to == tile.type else Tile(b.builder.value(ops.Reshape, (tile.value,), to))
 
 
-def _tuple(values: tuple[int, ...]) -> str:
+def tuple_text(values: tuple[int, ...]) -> str:
+    """A tuple in an error message."""
     return str(tuple(values))
-
-
-def _axis(b: Build, axis: int, rank: int, role: str) -> int:
-    if not -rank <= axis < rank:
-        allowed = f"{-rank} to {rank - 1}" if rank else "none for a scalar"
-        b.fail(f"{role}: expected an axis from {allowed}, got {axis}")
-    return axis % rank
 
 
 @implements(T.permute)
 def _permute(b: Build, x: Abstract, axes: Abstract) -> Abstract:
     tile = tile_arg(b, x, "T.permute")
     rank = tile.type.rank
-    order = tuple(_axis(b, a, rank, "T.permute: axes") for a in int_tuple_arg(b, axes, "T.permute: axes"))
+    order = tuple(axis_number(b, a, rank, "T.permute: axes") for a in int_tuple_arg(b, axes, "T.permute: axes"))
     if sorted(order) != list(range(rank)):
-        b.fail(f"T.permute: axes: expected each of 0 to {rank - 1} once for {tile.type}, got {_tuple(order)}")
+        b.fail(f"T.permute: axes: expected each of 0 to {rank - 1} once for {tile.type}, got {tuple_text(order)}")
     to = tile.type.with_shape(tuple(tile.type.shape[k] for k in order))
     return Tile(b.builder.value(ops.Permute, (tile.value,), to, axes=order))
 
@@ -312,8 +336,8 @@ def _transpose(b: Build, x: Abstract, axis0: Abstract, axis1: Abstract) -> Abstr
     rank = tile.type.rank
     if rank < 2:
         b.fail(f"T.transpose: expected a tile of at least 2 axes, got {tile.type}")
-    i = _axis(b, int_arg(b, axis0, "T.transpose: axis0"), rank, "T.transpose: axis0")
-    j = _axis(b, int_arg(b, axis1, "T.transpose: axis1"), rank, "T.transpose: axis1")
+    i = axis_number(b, int_arg(b, axis0, "T.transpose: axis0"), rank, "T.transpose: axis0")
+    j = axis_number(b, int_arg(b, axis1, "T.transpose: axis1"), rank, "T.transpose: axis1")
     order = list(range(rank))
     order[i], order[j] = j, i
     return _permute(b, tile, known_tuple(tuple(order)))
@@ -324,7 +348,9 @@ def _broadcast(b: Build, x: Abstract, shape: Abstract) -> Abstract:
     tile = tile_arg(b, x, "T.broadcast")
     extents = shape_arg(b, shape, "T.broadcast: shape")
     if broadcast_shapes(b, tile.type.shape, extents, "T.broadcast") != extents:
-        b.fail(f"T.broadcast: {tile.type} has axes that the shape {_tuple(extents)} lacks; reduce or index them first")
+        b.fail(
+            f"T.broadcast: {tile.type} has axes that the shape {tuple_text(extents)} lacks; reduce or index them first"
+        )
     return Tile(broadcast_to(b, tile.value, extents))
 
 
@@ -334,64 +360,16 @@ def _expand_dims(b: Build, x: Abstract, axis: Abstract) -> Abstract:
     rank = tile.type.rank + 1
     if rank > MAX_TILE_RANK:
         b.fail(f"T.expand_dims: expected a tile of at most {MAX_TILE_RANK - 1} axes, got {tile.type}")
-    k = _axis(b, int_arg(b, axis, "T.expand_dims: axis"), rank, "T.expand_dims: axis")
+    k = axis_number(b, int_arg(b, axis, "T.expand_dims: axis"), rank, "T.expand_dims: axis")
     shape = tile.type.shape
     return Tile(b.builder.value(ops.Reshape, (tile.value,), tile.type.with_shape((*shape[:k], 1, *shape[k:]))))
 
 
-# ---------------------------------------------------------------- reductions and mma
-
-
-def _reduce(b: Build, role: str, fold: Fold, x: Abstract, axis: Abstract, keepdims: Abstract) -> Tile:
-    if not isinstance(x, Tile):
-        b.fail(f"{role}: expected a tile, got {describe(x)}")
-    t = x.type
-    if fold in (Fold.AND, Fold.OR):
-        if not t.dtype.is_bool:
-            b.fail(f"{role}: expected a bool tile, got {t}; compare it first, as in `x != 0`")
-    elif t.dtype.is_bool:
-        b.fail(f"{role}: expected numbers, got {t}; convert with .astype(T.i32), or use T.any or T.all")
-    elif t.dtype.is_float and t.dtype.bits == 8:
-        b.fail(f"{role}: {t.dtype.name} has no arithmetic; convert with .astype(T.f32)")
-    keep = flag_arg(b, keepdims, f"{role}: keepdims")
-    if axis == NONE:
-        axes = tuple(range(t.rank))
-    else:
-        axes = tuple(_axis(b, a, t.rank, f"{role}: axis") for a in int_tuple_arg(b, axis, f"{role}: axis"))
-    if len(set(axes)) != len(axes):
-        b.fail(f"{role}: axis: expected each axis once, got {_tuple(axes)}")
-    value = x.value
-    # From the last axis to the first, so that the numbers of the axes still to come stay right.
-    for a in sorted(axes, reverse=True):
-        have = value.type
-        assert isinstance(have, TileType)
-        to = have.with_shape(have.shape[:a] + have.shape[a + 1 :])
-        value = b.builder.value(ops.Reduce, (value,), to, fn=fold, axis=a)
-    if keep and axes:
-        shape = tuple(1 if k in axes else n for k, n in enumerate(t.shape))
-        value = b.builder.value(ops.Reshape, (value,), t.with_shape(shape))
-    return Tile(value)
-
-
-def _implements_reduction(word: Any, role: str, fold: Fold) -> None:
-    @implements(word)
-    def emit(b: Build, x: Abstract, axis: Abstract, keepdims: Abstract) -> Abstract:
-        return _reduce(b, role, fold, x, axis, keepdims)
-
-
-for _reduction, _name, _fold in (
-    (T.sum, "T.sum", Fold.ADD),
-    (T.prod, "T.prod", Fold.MUL),
-    (T.max, "T.max", Fold.MAX),
-    (T.min, "T.min", Fold.MIN),
-    (T.any, "T.any", Fold.OR),
-    (T.all, "T.all", Fold.AND),
-):
-    _implements_reduction(_reduction, _name, _fold)
+# ---------------------------------------------------------------- mma
 
 
 @implements(T.mma)
-def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract) -> Abstract:
+def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract, precision: Abstract) -> Abstract:
     for role, v in (("a", a), ("b", b)):
         if not isinstance(v, Tile) or v.type.rank not in (2, 3):
             build.fail(f"T.mma: {role}: expected a tile of 2 or 3 axes, got {describe(v)}")
@@ -415,7 +393,10 @@ def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract) -> Abstract:
         build.fail(f"T.mma: acc: expected a tile, got {describe(acc)}")
     if acc.type.dtype.name not in allowed or acc.type.shape != shape:
         build.fail(f"T.mma: acc: expected {allowed[0]}[{', '.join(map(str, shape))}] for {x} @ {y}, got {acc.type}")
-    return Tile(build.builder.value(ops.Mma, (a.value, b.value, acc.value), acc.type))
+    mode = enum_arg(build, precision, Precision, "T.mma: precision", "a T.Precision, such as T.Precision.TF32")
+    if mode is Precision.TF32 and x.dtype.name != "f32":
+        build.fail(f"T.mma: precision: T.Precision.TF32 is for f32, got {x.dtype.name}; leave it out")
+    return Tile(build.builder.value(ops.Mma, (a.value, b.value, acc.value), acc.type, precision=mode))
 
 
 @implements(T.Pointer.dtype)

@@ -1,4 +1,4 @@
-"""Words on single elements: loads, stores, atomics and waits with an order; fences; put and get."""
+"""Words on single elements: loads, stores, atomics and waits with an order; fences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import peertile.language as T
 from peertile.frontend.convert import index_scalar, to_dtype
 from peertile.frontend.groups import check_range, rank_of
-from peertile.frontend.impl_memory import atomic_rmw, index_args, load_tile, peer_view, store_tile, writable
+from peertile.frontend.impl_memory import atomic_rmw, index_args, peer_view, writable
 from peertile.frontend.impl_tiles import enum_arg
 from peertile.frontend.operators import compare_tiles
 from peertile.frontend.orders import order_arg, scope_of_access, scope_of_atomic
@@ -20,10 +20,11 @@ from peertile.ir.ops import Compare
 from peertile.ir.types import INDEX, TileType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
-__all__: list[str] = []
+__all__ = ["element", "word_index", "word_view"]
 
 
-def _word_view(b: Build, word: Abstract, rank: Abstract, role: str) -> View:
+def word_view(b: Build, word: Abstract, rank: Abstract, role: str) -> View:
+    """The view that a word lies in: a view, or the part of a symmetric parameter on `rank`."""
     if isinstance(word, Peer):
         r = rank_of(b, word.value) if rank == NONE else index_scalar(b, rank, f"{role}: rank")
         return peer_view(b, word, r)
@@ -36,7 +37,7 @@ def _word_view(b: Build, word: Abstract, rank: Abstract, role: str) -> View:
     return word
 
 
-def _word_index(b: Build, view: View, index: Abstract, role: str) -> list[Value]:
+def word_index(b: Build, view: View, index: Abstract, role: str) -> list[Value]:
     """Element indices, zeros by default, each checked against its extent."""
     rank = view.type.rank
     if index == NONE:
@@ -58,10 +59,10 @@ def _atomic_dtype(b: Build, view: View, role: str) -> None:
 
 @implements(T.ld)
 def _ld(b: Build, word: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract) -> Abstract:
-    view = _word_view(b, word, rank, "T.ld")
+    view = word_view(b, word, rank, "T.ld")
     o = order_arg(b, order, "T.ld", (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
     s = scope_of_access(b, scope, view.type.space, o, "T.ld")
-    indices = _word_index(b, view, index, "T.ld")
+    indices = word_index(b, view, index, "T.ld")
     return Tile(b.builder.value(ops.WordLoad, (view.value, *indices), TileType(view.type.dtype), order=o, scope=s))
 
 
@@ -69,21 +70,22 @@ def _ld(b: Build, word: Abstract, index: Abstract, rank: Abstract, order: Abstra
 def _st(
     b: Build, word: Abstract, value: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract
 ) -> Abstract:
-    view = _word_view(b, word, rank, "T.st")
+    view = word_view(b, word, rank, "T.st")
     writable(b, view, "T.st to")
     o = order_arg(b, order, "T.st", (Order.WEAK, Order.RELAXED, Order.RELEASE))
     s = scope_of_access(b, scope, view.type.space, o, "T.st")
-    element = _element(b, value, view, "T.st: value")
-    indices = _word_index(b, view, index, "T.st")
-    b.builder.emit(ops.WordStore, (view.value, element, *indices), order=o, scope=s)
+    number = element(b, value, view, "T.st: value")
+    indices = word_index(b, view, index, "T.st")
+    b.builder.emit(ops.WordStore, (view.value, number, *indices), order=o, scope=s)
     return NONE
 
 
-def _element(b: Build, value: Abstract, view: View, role: str) -> Value:
-    element = to_dtype(b, value, view.type.dtype, role)
-    if element.type != TileType(view.type.dtype):
-        b.fail(f"{role}: expected a scalar {view.type.dtype.name}, got {element.type}")
-    return element
+def element(b: Build, value: Abstract, view: View, role: str) -> Value:
+    """A scalar of the dtype of a view."""
+    number = to_dtype(b, value, view.type.dtype, role)
+    if number.type != TileType(view.type.dtype):
+        b.fail(f"{role}: expected a scalar {view.type.dtype.name}, got {number.type}")
+    return number
 
 
 @implements(T.atom_add)
@@ -120,15 +122,15 @@ def _word_rmw(
     order: Abstract,
     scope: Abstract,
 ) -> Abstract:
-    view = _word_view(b, word, rank, role)
+    view = word_view(b, word, rank, role)
     writable(b, view, f"{role} on")
     kind = atomic_rmw(b, rmw, view.type.dtype, role)
     o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL))
     s = scope_of_atomic(b, scope, view.type.space, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
+    number = element(b, value, view, f"{role}: value")
+    indices = word_index(b, view, index, role)
     t = TileType(view.type.dtype)
-    return Tile(b.builder.value(ops.WordRmw, (view.value, element, *indices), t, rmw=kind, order=o, scope=s))
+    return Tile(b.builder.value(ops.WordRmw, (view.value, number, *indices), t, rmw=kind, order=o, scope=s))
 
 
 def _wait(
@@ -142,17 +144,17 @@ def _wait(
     order: Abstract,
     scope: Abstract,
 ) -> Abstract:
-    view = _word_view(b, word, rank, role)
+    view = word_view(b, word, rank, role)
     d = view.type.dtype
     if not d.is_int or d.bits < 32:
         b.fail(f"{role}: expected words of i32, u32, i64 or u64, got {d.name} in `{view.name}`")
     o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE))
     s = scope_of_access(b, scope, view.type.space, o, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
+    number = element(b, value, view, f"{role}: value")
+    indices = word_index(b, view, index, role)
     return Tile(
         b.builder.value(
-            ops.Wait, (view.value, element, *indices), TileType(d), cmp=cmp, order=o, scope=s, what=view.name
+            ops.Wait, (view.value, number, *indices), TileType(d), cmp=cmp, order=o, scope=s, what=view.name
         )
     )
 
@@ -189,14 +191,14 @@ def _test(
 ) -> Abstract:
     role = "T.test"
     kind = enum_arg(b, cmp, Cmp, f"{role}: cmp", "a T.Cmp, such as T.Cmp.GE")
-    view = _word_view(b, word, rank, role)
+    view = word_view(b, word, rank, role)
     o = order_arg(b, order, role, (Order.RELAXED, Order.ACQUIRE))
     s = scope_of_access(b, scope, view.type.space, o, role)
-    element = _element(b, value, view, f"{role}: value")
-    indices = _word_index(b, view, index, role)
+    number = element(b, value, view, f"{role}: value")
+    indices = word_index(b, view, index, role)
     t = TileType(view.type.dtype)
     seen = Tile(b.builder.value(ops.WordLoad, (view.value, *indices), t, order=o, scope=s))
-    return compare_tiles(b, Compare[kind.name], seen, Tile(element), role)
+    return compare_tiles(b, Compare[kind.name], seen, Tile(number), role)
 
 
 @implements(T.sync_system)
@@ -209,26 +211,3 @@ def _sync_system(b: Build) -> Abstract:
 def _sync_programs(b: Build) -> Abstract:
     b.builder.emit(ops.SyncPrograms)
     return NONE
-
-
-# ---------------------------------------------------------------- put and get
-
-
-def _tile_zero(index: Abstract, rank: int) -> Abstract:
-    return Tup(tuple(Known(0) for _ in range(rank))) if index == NONE else index
-
-
-@implements(T.put)
-def _put(b: Build, src: Abstract, dst: Abstract, index: Abstract, rank: Abstract) -> Abstract:
-    if not isinstance(src, Tile):
-        b.fail(f"T.put: src: expected a tile, got {describe(src)}; load it first")
-    if not isinstance(dst, Peer | View):
-        b.fail(f"T.put: dst: expected a T.Peer parameter or a view of one, got {describe(dst)}")
-    view = _word_view(b, dst, rank, "T.put")
-    return store_tile(b, view, _tile_zero(index, view.type.rank), src)
-
-
-@implements(T.get)
-def _get(b: Build, src: Abstract, shape: Abstract, index: Abstract, rank: Abstract, padding: Abstract) -> Abstract:
-    view = _word_view(b, src, rank, "T.get")
-    return load_tile(b, view, _tile_zero(index, view.type.rank), shape, padding)

@@ -30,11 +30,13 @@ from peertile.ir.core import Op, Value
 from peertile.ir.types import PointerType, TileType, TokenType, Type
 from peertile.source import Loc
 
-__all__ = ["RETURN", "RETURNED", "VALUE", "Carried", "merge"]
+__all__ = ["BROKEN", "RETURN", "RETURNED", "VALUE", "Carried", "merge"]
 
 RETURN: Final = "<return>"
 """Holds a helper's result on its way out of loops; the names of users contain no `<`."""
 RETURNED: Final = "<returned>"
+BROKEN: Final = "<broken>"
+"""Whether a trip of an unrolled loop ended the loop."""
 VALUE: Final = "<value>"
 """The result of a conditional expression."""
 

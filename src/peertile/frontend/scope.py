@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from peertile.frontend.parse import ParsedFunction
 
-__all__ = ["Binding", "Build", "Env", "Exit", "Flow", "Function", "NeedsLoop", "Region", "RegionKind"]
+__all__ = ["Binding", "Build", "Env", "Exit", "Flow", "Function", "NeedsLoop", "NeedsTrips", "Region", "RegionKind"]
 
 
 class Flow(Enum):
@@ -63,6 +63,8 @@ class RegionKind(Enum):
     LOOP = "loop"
     COLLECT = "collect"
     UNROLLED = "unrolled"
+    TRIP = "trip"
+    """A trip of an unrolled loop that run-time conditions may leave: a loop of the IR that runs once."""
     ROUND = "round"
     HELPER = "helper"
     """The one-trip loop that a helper with early returns is wrapped in."""
@@ -77,6 +79,14 @@ class Region:
     box: str = ""
     breaks: list[Exit] = field(default_factory=list)
     continues: list[Exit] = field(default_factory=list)
+
+
+class NeedsTrips(Exception):
+    """An unrolled loop is left under a run-time condition: compile it again, each trip inside a one-trip loop."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        super().__init__()
 
 
 class NeedsLoop(Exception):

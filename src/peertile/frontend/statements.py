@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from peertile.dtypes import i64
@@ -12,11 +13,11 @@ from peertile.frontend.convert import constant
 from peertile.frontend.expressions import evaluate
 from peertile.frontend.groups import group_object, num_ranks_of, rank_of
 from peertile.frontend.impl_memory import num_tiles
-from peertile.frontend.merge import RETURN, RETURNED
+from peertile.frontend.merge import BROKEN, RETURN, RETURNED, merge
 from peertile.frontend.operators import binary
 from peertile.frontend.parse import assigned_names
 from peertile.frontend.resolve import lookup
-from peertile.frontend.scope import Binding, Build, Exit, Flow, NeedsLoop, Region, RegionKind
+from peertile.frontend.scope import Binding, Build, Exit, Flow, NeedsLoop, NeedsTrips, Region, RegionKind
 from peertile.frontend.values import (
     NONE,
     Abstract,
@@ -38,13 +39,15 @@ from peertile.frontend.values import (
     describe,
 )
 from peertile.ir import ops
-from peertile.ir.core import Value
-from peertile.ir.ops import Binary
+from peertile.ir.core import Block, Value
+from peertile.ir.ops import Binary, Unary
 from peertile.ir.types import BOOL, INDEX, TileType
 
 __all__ = ["run_block"]
 
 _MAX_UNROLL: Final = 1024
+_MAX_TRIPS: Final = 64
+"""Trips of an unrolled loop with a way out at run time: each is nested in the one before it."""
 
 _REFUSED: Final[dict[type[ast.stmt], str]] = {
     ast.Try: "try; a kernel has no exceptions: check with T.assert_",
@@ -241,8 +244,67 @@ def _for(b: Build, node: ast.For) -> Flow:
 def _unrolled(b: Build, node: ast.For, items: list[Abstract]) -> Flow:
     if len(items) > _MAX_UNROLL:
         b.fail(f"unrolled loop: expected at most {_MAX_UNROLL} trips, got more; use T.range")
+    before, block = b.env, b.builder.block
+    mark = block.ops[-1] if block.ops else None
+    region = Region(RegionKind.UNROLLED, block)
+    b.env = dict(before)
+    try:
+        return _unrolled_flat(b, node, items, region)
+    except NeedsTrips as needs:
+        if needs.region is not region:
+            raise
+    if len(items) > _MAX_TRIPS:
+        b.fail(
+            f"unrolled loop left under a run-time condition: expected at most {_MAX_TRIPS} trips, got {len(items)}; "
+            "use T.range"
+        )
+    # Compiled again from where it began, as a helper that returns from inside control flow is.
+    keep = next((k + 1 for k, op in enumerate(block.ops) if op is mark), 0)
+    del block.ops[keep:]
+    b.env = dict(before)
+    return _trips(b, node, items)
+
+
+def _trips(b: Build, node: ast.For, items: list[Abstract]) -> Flow:
+    """Trips that run-time conditions may leave: each is a loop that runs once, and the rest depends on its end."""
+    for k, item in enumerate(items):
+        flow = _one_trip(b, node, item)
+        if flow is not Flow.NEXT:
+            return flow
+        broken = b.env.pop(BROKEN).value
+        if broken == Known(True):
+            return Flow.NEXT
+        if isinstance(broken, Tile):
+            return branch(b, broken.value, lambda: Flow.NEXT, partial(_trips, b, node, items[k + 1 :]))
+    return Flow.NEXT
+
+
+def _one_trip(b: Build, node: ast.For, item: Abstract) -> Flow:
+    before, region = b.env, Region(RegionKind.TRIP, Block())
+    b.env = dict(before)
     regions = b.function.regions
-    region = Region(RegionKind.UNROLLED, b.builder.block)
+    with b.inside(region.block):
+        regions.append(region)
+        try:
+            _bind(b, node.target, item)
+            flow = _trip(b, node.body)
+        finally:
+            regions.pop()
+        if flow is Flow.NEXT:
+            b.bind(BROKEN, Known(False))
+            region.breaks.append(Exit(b.env, b.builder.emit(ops.Break)))
+    b.env = dict(before)
+    types, finish = merge(b, region.breaks, dummies=True)
+    op = b.builder.emit(ops.Loop, (), types, [region.block])
+    if not region.breaks:
+        b.builder.emit(ops.Return)
+        return Flow.ENDED
+    b.env = finish(op.results)
+    return _after_loop(b, Flow.NEXT)
+
+
+def _unrolled_flat(b: Build, node: ast.For, items: list[Abstract], region: Region) -> Flow:
+    regions = b.function.regions
     for item in items:
         _bind(b, node.target, item)
         regions.append(region)
@@ -294,6 +356,8 @@ def _counted(
 
 def _over_range(b: Build, node: ast.For, it: RangeIterator) -> Flow:
     def body(iv: Value) -> Flow:
+        if it.is_down:
+            iv = b.builder.value(ops.UnaryOp, (iv,), iv.type, fn=Unary.NOT)
         iv.hint = node.target.id if isinstance(node.target, ast.Name) else ""
         _bind(b, node.target, Tile(iv))
         return _trip(b, node.body)
@@ -423,12 +487,13 @@ def _break_or_continue(b: Build, node: ast.Break | ast.Continue) -> Flow:
                 f"`break` in the loop over `{region.box}.collect()`: expected it to run to its end, where the slots go "
                 "back (rule B6); use an `if` around what is left to do, or `continue`"
             )
+        if region.kind is RegionKind.TRIP:
+            b.bind(BROKEN, Known(is_break))
+            region.breaks.append(Exit(b.env, b.builder.emit(ops.Break)))
+            return Flow.ENDED
         if region.kind is RegionKind.UNROLLED:
             if b.builder.block is not region.block:
-                b.fail(
-                    f"`{word}` under a run-time condition in an unrolled loop: expected a compile-time condition; "
-                    "use T.range"
-                )
+                raise NeedsTrips(region)
             return Flow.STATIC_BREAK if is_break else Flow.STATIC_CONTINUE
         if region.kind in (RegionKind.LOOP, RegionKind.COLLECT):
             return _leave(b, ops.Break if is_break else ops.Continue)
@@ -500,8 +565,11 @@ def _return_value(b: Build, value: Abstract) -> Flow:
         function.returned = value
         return Flow.RETURNED
     b.bind(RETURN, value)
-    region = next(r for r in reversed(function.regions) if r.kind in (RegionKind.LOOP, RegionKind.HELPER))
-    if region.kind is RegionKind.LOOP:
+    kinds = (RegionKind.LOOP, RegionKind.TRIP, RegionKind.HELPER)
+    region = next(r for r in reversed(function.regions) if r.kind in kinds)
+    if region.kind is RegionKind.TRIP:
+        b.bind(BROKEN, Known(False))
+    if region.kind is not RegionKind.HELPER:
         b.bind(RETURNED, Known(True))
     region.breaks.append(Exit(b.env, b.builder.emit(ops.Break)))
     return Flow.ENDED

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import peertile.language as language
 from peertile.dtypes import DType
+from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.types import MailboxType, Partition, PointerType, SymmetricType, TileType, ViewType
 from peertile.language.word import KernelOnly, Word, word_of
@@ -23,12 +24,14 @@ from peertile.source import Loc
 __all__ = [
     "NONE",
     "Abstract",
+    "Accumulate",
     "Barrier",
     "CollectIterator",
     "Counter",
     "CounterSlot",
     "Exclusive",
     "ExclusiveTile",
+    "GatherView",
     "Known",
     "Mailbox",
     "Method",
@@ -43,8 +46,10 @@ __all__ = [
     "SignalSlot",
     "StaticIterator",
     "Tile",
+    "TileView",
     "TilesIterator",
     "Token",
+    "Transfer",
     "Tup",
     "View",
     "describe",
@@ -149,11 +154,58 @@ class Exclusive(ExclusiveTile):
 
 @dataclass(frozen=True)
 class View(Abstract):
-    """A view of memory: a T.Shared parameter, or a rank's part of a T.Peer one (`peer` set)."""
+    """A view of memory: a T.Shared parameter, or a rank's part of a T.Peer one (`peer` set, on `rank`)."""
 
     name: str
     value: Value
     peer: bool = False
+    rank: Value | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it may be another rank's: not one's own by construction."""
+        return self.rank is not None and not isinstance(self.rank.op, ops.Rank)
+
+    @property
+    def type(self) -> ViewType:
+        assert isinstance(self.value.type, ViewType)
+        return self.value.type
+
+
+@dataclass(frozen=True)
+class TileView(Abstract):
+    """A view in tiles of one shape, each beginning `step` elements after the one before it."""
+
+    WORDS = language.TileView
+    view: View
+    shape: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GatherView(Abstract):
+    """Slices of a view along `axis`, chosen by a tile of indices."""
+
+    WORDS = language.GatherView
+    view: View
+    indices: Value
+    axis: int
+
+
+@dataclass(frozen=True)
+class Transfer(Abstract):
+    """A put that was not waited for; without a value, one of several copies."""
+
+    value: Value | None
+
+
+@dataclass(frozen=True)
+class Accumulate(Abstract):
+    """A T.Accumulate parameter."""
+
+    WORDS = language.Accumulate
+    name: str
+    value: Value
 
     @property
     def type(self) -> ViewType:
@@ -239,12 +291,14 @@ class RoundContext(Abstract):
 
 @dataclass(frozen=True)
 class RangeIterator(Abstract):
-    """`T.range`: lower bound, upper bound, step of one integer type."""
+    """`T.range`: lower bound, upper bound, positive step of one integer type. With `is_down` the loop's variable is
+    the complement of what counts up, so that nothing wraps: ~ turns the order of all numbers of a type round."""
 
     lo: Value
     hi: Value
     step: Value
     stages: int
+    is_down: bool = False
 
 
 @dataclass(frozen=True)
@@ -350,12 +404,18 @@ def describe(value: Abstract) -> str:
             return f"a rank's part of `{value.name}`"
         case View():
             return f"the shared parameter `{value.name}`"
+        case Accumulate():
+            return f"the accumulator `{value.name}`"
         case Peer() | Signal() | Counter() | Barrier() | Mailbox():
             return f"the {type(value).__name__.lower()} `{value.name}`"
         case Method():
             return f"the method {value.word.name} (not called)"
         case Round() | RoundContext():
             return f"a round of the mailbox `{value.box.name}`"
+        case TileView() | GatherView():
+            return f"a {'partition' if isinstance(value, TileView) else 'gather'} of `{value.view.name}`"
+        case Transfer():
+            return "the handle of a put"
         case CollectIterator():
             return f"the collection of mailbox `{value.box.name}`"
         case SignalSlot():

@@ -28,6 +28,7 @@ from peertile.ir.types import (
     SymmetricType,
     TileType,
     TokenType,
+    TransferType,
     ViewType,
 )
 from peertile.memory_model import Cmp, Order, Rmw, Scope
@@ -789,6 +790,136 @@ def _access(op: Op, view: ViewType, indices: list[Value], tile: TileType) -> Non
     _same(op, view.dtype, tile.dtype, "dtype of tile")
 
 
+def _view(op: Op) -> ViewType:
+    t = op.operands[0].type
+    op.require(isinstance(t, ViewType), f"view: expected a view, got {t}")
+    assert isinstance(t, ViewType)
+    return t
+
+
+def _derived(op: Op, view: ViewType, rank: int) -> None:
+    """The result is a view of the same memory; promises are its own, and it owns no partition."""
+    t = op.result.type
+    op.require(isinstance(t, ViewType), f"result: expected a view, got {t}")
+    assert isinstance(t, ViewType)
+    same = (view.dtype, rank, view.access, view.space, None)
+    op.require(
+        (t.dtype, t.rank, t.access, t.space, t.partition) == same,
+        f"result: expected a view of rank {rank} with dtype, access and space of {view}, got {t}",
+    )
+
+
+class ViewStride(Op):
+    """Distance in elements between neighbours along `axis` of a view or symmetric object (i64)."""
+
+    NAME = "view_stride"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
+    ATTRS = {"axis": ...}
+
+    def verify(self) -> None:
+        Extent.verify(self)  # type: ignore[arg-type]
+
+
+class ViewSlice(Op):
+    """Every step-th element from `start` along each axis, `extent` of them. Operands: view, then the starts,
+    the extents and the steps, one i64 per axis each. Whoever makes it has checked that it lies inside."""
+
+    NAME = "view_slice"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
+
+    def verify(self) -> None:
+        view = _view(self)
+        expected = 1 + 3 * view.rank
+        self.require(len(self.operands) == expected, f"operands: expected {expected}, got {len(self.operands)}")
+        for k, v in enumerate(self.operands[1:]):
+            _index(self, v, ("start", "extent", "step")[k // view.rank] + f" {k % view.rank}")
+        _derived(self, view, view.rank)
+
+
+class ViewPermute(Op):
+    """Axis k of the result is axis `axes[k]` of the view."""
+
+    NAME = "view_permute"
+    OPERANDS = (1, 1)
+    RESULTS = (1, 1)
+    ATTRS = {"axes": ...}
+
+    def verify(self) -> None:
+        view, axes = _view(self), self.attrs["axes"]
+        self.require(
+            sorted(axes) == list(range(view.rank)),
+            f"axes: expected a permutation of {view.rank} axes, got {_show(axes)}",
+        )
+        _derived(self, view, view.rank)
+
+
+class ViewReshape(Op):
+    """The elements of a view without gaps, in row-major order, with other extents. Operands: view, then one i64
+    per axis of the result. Whoever makes it has checked that the view has no gaps and that the numbers agree."""
+
+    NAME = "view_reshape"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
+
+    def verify(self) -> None:
+        view = _view(self)
+        for k, v in enumerate(self.operands[1:]):
+            _index(self, v, f"extent {k}")
+        _derived(self, view, len(self.operands) - 1)
+
+
+class Gather(Op):
+    """A tile whose slices along `axis` are chosen by a tile of indices. Operands: view, indices (an integer tile
+    of one axis), then one tile index per axis but `axis`.
+
+    result[…, k, …] = view[…, indices[k], …]; `padding` where an index, or the rest of the tile, lies outside.
+    """
+
+    NAME = "gather"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
+    ATTRS = {"axis": ..., "padding": Padding.ZERO, "bounds": Bounds.UNKNOWN}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        view = _view(self)
+        self.require(view.readable, f"view: expected a readable view, got {view}")
+        _gathered(self, view, self.operands[1], self.operands[2:], _tile(self, self.result, "result"))
+
+
+class Scatter(Op):
+    """Writes the slices of a tile to the places along `axis` that a tile of indices names, in order: of equal
+    indices the last one stays. Operands: view, tile, indices, then one tile index per axis but `axis`. What lies
+    outside of the view is not written."""
+
+    NAME = "scatter"
+    OPERANDS = (3, None)
+    ATTRS = {"axis": ..., "bounds": Bounds.UNKNOWN}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        view = _view(self)
+        self.require(view.writable, f"view: expected a writable view, got {view}")
+        _gathered(self, view, self.operands[2], self.operands[3:], _tile(self, self.operands[1], "tile"))
+
+
+def _gathered(op: Op, view: ViewType, chosen: Value, indices: list[Value], tile: TileType) -> None:
+    axis = op.attrs["axis"]
+    op.require(0 <= axis < view.rank, f"axis: expected 0 to {view.rank - 1}, got {axis}")
+    op.require(tile.rank == view.rank, f"tile: expected rank {view.rank} for {view}, got {tile}")
+    _same(op, view.dtype, tile.dtype, "dtype of tile")
+    t = _tile(op, chosen, "indices")
+    op.require(
+        t.dtype.is_int and t.shape == (tile.shape[axis],),
+        f"indices: expected integers of shape [{tile.shape[axis]}], got {t}",
+    )
+    op.require(len(indices) == view.rank - 1, f"index: expected {view.rank - 1} beside axis {axis}, got {len(indices)}")
+    for k, v in enumerate(indices):
+        _index(op, v, f"index {k}")
+
+
 class Load(Op):
     """A tile of a view. Operands: view, then one tile index per axis.
 
@@ -833,6 +964,74 @@ class Store(Op):
         self.require(isinstance(t, ViewType) and t.writable, f"view: expected a writable view, got {t}")
         assert isinstance(t, ViewType)
         _access(self, t, self.operands[2:], _tile(self, self.operands[1], "tile"))
+
+
+class TileLoad(Op):
+    """As `load`, one ordered access per element (relaxed or acquire): what other agents write meanwhile. Elements
+    outside the view are 0. Operands as of `load`."""
+
+    NAME = "tile_load"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
+    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        view = _view(self)
+        self.require(view.readable, f"view: expected a readable view, got {view}")
+        _access(self, view, self.operands[1:], _tile(self, self.result, "result"))
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE))
+        _peer_scope(self, view.space)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
+
+class TileStore(Op):
+    """As `store`, one ordered access per element (relaxed or release). Operands as of `store`."""
+
+    NAME = "tile_store"
+    OPERANDS = (2, None)
+    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        Store.verify(self)  # type: ignore[arg-type]
+        _scope_order(self, (Order.RELAXED, Order.RELEASE))
+        _peer_scope(self, _view(self).space)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
+
+class AsyncStore(Op):
+    """As `store`, by an agent of its own: it starts with what this program has done, may end at any time before
+    the transfer is waited for, and what it wrote is ordered before what follows that wait. A kernel's end waits
+    for all. Result: the transfer. Operands as of `store`."""
+
+    NAME = "async_store"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
+    ATTRS = {"bounds": Bounds.UNKNOWN}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        Store.verify(self)  # type: ignore[arg-type]
+        self.require(isinstance(self.result.type, TransferType), f"result: expected a transfer, got {self.result.type}")
+
+
+class WaitTransfer(Op):
+    """What follows comes after everything that the transfers did. Operands: transfers; none: all of this program."""
+
+    NAME = "wait_transfer"
+    OPERANDS = (0, None)
+    EFFECTS = frozenset({Effect.FENCE})
+
+    def verify(self) -> None:
+        for k, v in enumerate(self.operands):
+            self.require(isinstance(v.type, TransferType), f"operand {k}: expected a transfer, got {v.type}")
 
 
 class TileAtomic(Op):
@@ -965,6 +1164,48 @@ class Wait(Op):
         _same(self, TileType(t.dtype), self.result.type, "result")
 
 
+class WaitAny(Op):
+    """Bounded wait until one of several words satisfies `cmp`; the result (i64) is the position of the first that
+    does, in the order given. Operands, for each word: view, expected, element indices. What follows is ordered
+    after the word that satisfied it, and no other."""
+
+    NAME = "wait_any"
+    OPERANDS = (2, None)
+    RESULTS = (1, 1)
+    ATTRS = {"cmp": ..., "order": Order.ACQUIRE, "scope": ..., "what": ""}
+    EFFECTS = frozenset({Effect.READ, Effect.WAIT, Effect.FENCE, Effect.CONTROL})
+
+    def verify(self) -> None:
+        _scope_order(self, (Order.RELAXED, Order.ACQUIRE))
+        _index(self, self.result, "result")
+        at = 0
+        while at < len(self.operands):
+            t = self.operands[at].type
+            self.require(isinstance(t, ViewType) and t.readable, f"operand {at}: expected a readable view, got {t}")
+            assert isinstance(t, ViewType)
+            self.require(
+                t.dtype.is_int and t.dtype.bits >= 32, f"dtype: expected a 32- or 64-bit integer, got {t.dtype}"
+            )
+            _peer_scope(self, t.space)
+            end = at + 2 + t.rank
+            self.require(end <= len(self.operands), f"operands: expected {end}, got {len(self.operands)}")
+            _same(self, TileType(t.dtype), self.operands[at + 1].type, "expected value")
+            for k, v in enumerate(self.operands[at + 2 : end]):
+                _index(self, v, f"index {k}")
+            at = end
+
+    def words(self) -> list[tuple[Value, Value, list[Value]]]:
+        """(view, expected, indices) of each word."""
+        found, at = [], 0
+        while at < len(self.operands):
+            t = self.operands[at].type
+            assert isinstance(t, ViewType)
+            end = at + 2 + t.rank
+            found.append((self.operands[at], self.operands[at + 1], self.operands[at + 2 : end]))
+            at = end
+        return found
+
+
 class Fence(Op):
     """Orders every access before it with every access after it (acq_rel), at `scope`."""
 
@@ -992,9 +1233,11 @@ class LaunchWords(Op):
 
 
 class Suspend(Op):
-    """Lets other programs run; has no other meaning. Put at the back edge of loops that poll."""
+    """Lets other programs run; has no other meaning. Put in front of loops that poll, and with `continues` at their
+    back edges: there the time that a wait may take counts on from the suspension before."""
 
     NAME = "suspend"
+    ATTRS = {"continues": False}
     EFFECTS = frozenset({Effect.WAIT})
 
 
@@ -1433,6 +1676,61 @@ class BarrierSync(Op):
         self.require(isinstance(t, BarrierType), f"barrier: expected a barrier, got {t}")
 
 
+class BarrierArrive(Op):
+    """The first half of a `barrier_sync` over the same program of all ranks: says that this one is here, and goes
+    on. A `barrier_wait` follows in the same block, before the next arrival. *Expanded.* Operand: barrier."""
+
+    NAME = "barrier_arrive"
+    OPERANDS = (1, 1)
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        BarrierSync.verify(self)  # type: ignore[arg-type]
+        _partner(self, (BarrierWait,), 1, "barrier_wait behind it")
+
+
+class BarrierWait(Op):
+    """The second half: all ranks have arrived. *Expanded.* Operand: barrier."""
+
+    NAME = "barrier_wait"
+    OPERANDS = (1, 1)
+    EFFECTS = BarrierSync.EFFECTS
+
+    def verify(self) -> None:
+        BarrierSync.verify(self)  # type: ignore[arg-type]
+        _partner(self, (BarrierArrive,), -1, "barrier_arrive in front of it")
+
+
+def _partner(op: Op, wanted: tuple[type[Op], ...], step: int, what: str) -> None:
+    """The other half of a split barrier is the next op on the barrier in this block. An arrival that nobody waits
+    for, or a wait without one, would leave ranks a round apart for ever."""
+    assert op.parent is not None
+    block = op.parent.ops
+    barriers = (BarrierSync, BarrierArrive, BarrierWait)
+    at = block.index(op) + step
+    while 0 <= at < len(block):
+        other = block[at]
+        if isinstance(other, barriers) and other.operands[0] is op.operands[0]:
+            op.require(isinstance(other, wanted), f"order: expected {what}, got {other.NAME}")
+            return
+        for inner in other.blocks:
+            for deep in _all_ops(inner):
+                op.require(
+                    not (isinstance(deep, barriers) and deep.operands[0] is op.operands[0])
+                    and not isinstance(deep, Return),
+                    f"order: expected {what}, got {deep.NAME} inside control flow between the halves",
+                )
+        at += step
+    op.fail(f"order: expected {what} in the same block, got none")
+
+
+def _all_ops(block: Any) -> Any:
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from _all_ops(inner)
+
+
 class SyncPrograms(Op):
     """All programs of this launch on this device arrive and leave. *Expanded.*"""
 
@@ -1535,7 +1833,7 @@ class BoxRelease(Op):
 
 
 EXPANDED: Final = (
-    Notify, WaitSignal, CounterAdd, CounterWait, BarrierSync, SyncPrograms,
+    Notify, WaitSignal, CounterAdd, CounterWait, BarrierSync, BarrierArrive, BarrierWait, SyncPrograms,
     BoxPost, BoxRound, BoxPut, BoxFlush, BoxCollect, BoxTake, BoxRelease,
 )  # fmt: skip
 
@@ -1543,8 +1841,9 @@ PRIMITIVE: Final = (
     Const, ProgramId, NumPrograms, Rank, NumRanks, Extent, NumTiles, TileIndex, Iota,
     UnaryOp, BinaryOp, CompareOp, Select, Fma, Cast, Bitcast,
     Broadcast, Reshape, Permute, Reduce, ReduceWith, ScanWith, Sort, Take, Extract, Insert, Mma,
-    PeerView, Field, Load, Store, TileAtomic,
-    WordLoad, WordStore, WordRmw, Wait, Fence, LaunchWords, Suspend,
+    PeerView, Field, ViewStride, ViewSlice, ViewPermute, ViewReshape,
+    Load, Store, Gather, Scatter, TileLoad, TileStore, AsyncStore, WaitTransfer, TileAtomic,
+    WordLoad, WordStore, WordRmw, Wait, WaitAny, Fence, LaunchWords, Suspend,
     Check, Print,
     For, Loop, If, Yield, Continue, Break, Return,
     NewToken, JoinTokens, PtrOffset, PtrBroadcast, Unicast, PtrLoad, PtrStore, PtrRmw, PtrCas,
@@ -1559,6 +1858,6 @@ ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw,), "cmp": (Cmp,),
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
     "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
-    "masked": (bool,), "ordered": (bool,), "all_programs": (bool,),
+    "masked": (bool,), "ordered": (bool,), "continues": (bool,), "all_programs": (bool,),
 }  # fmt: skip
 """What an attribute of each name may be; the verifier checks it before the op's own rule."""

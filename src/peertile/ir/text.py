@@ -43,6 +43,7 @@ from peertile.ir.types import (
     SymmetricType,
     TileType,
     TokenType,
+    TransferType,
     Type,
     ViewType,
 )
@@ -61,6 +62,7 @@ _ENUMS: Final[dict[str, type[Enum]]] = {
 _DTYPES: Final = {d.name: d for d in ALL_DTYPES}
 _OBJECTS: Final[dict[str, Type]] = {
     "signal": SignalType(), "counter": CounterType(), "barrier": BarrierType(), "token": TokenType(),
+    "transfer": TransferType(),
 }  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -549,12 +551,20 @@ class _Parser:
         self.expect("depth")
         self.expect("=")
         depth = self.integer()
-        acknowledged = False
-        if self.accept(","):
-            self.expect("acknowledged")
-            acknowledged = True
+        words: dict[str, bool] = {}
+        ahead = 1
+        while self.accept(","):
+            word = self.take("name", "acknowledged, linked or ahead")
+            if word == "ahead":
+                self.expect("=")
+                ahead = self.integer()
+            elif word in ("acknowledged", "linked"):
+                words[word] = True
+            else:
+                self.at -= 1
+                self.fail(f"expected acknowledged, linked or ahead, got {word!r}")
         self.expect(">")
-        return MailboxType(dtype, shape, depth, acknowledged)
+        return MailboxType(dtype, shape, depth, "acknowledged" in words, "linked" in words, ahead)
 
 
 def _number(text: str) -> int | float:

@@ -8,7 +8,7 @@ them, in the order `slots` gives (the argument block of every backend is the con
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntFlag
 from functools import cached_property
 from math import prod
 
@@ -22,6 +22,7 @@ __all__ = [
     "Access",
     "BarrierType",
     "CounterType",
+    "Link",
     "MailboxType",
     "ObjectType",
     "Partition",
@@ -31,6 +32,7 @@ __all__ = [
     "SymmetricType",
     "TileType",
     "TokenType",
+    "TransferType",
     "Type",
     "ViewType",
 ]
@@ -251,8 +253,34 @@ class TokenType(Type):
         return "token"
 
 
+@dataclass(frozen=True)
+class TransferType(Type):
+    """An asynchronous copy that may still be under way; has no run-time form on targets that copy at once."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return "transfer"
+
+
 _WORDS = SymmetricType(u64, 2, unit_stride=(False, True), align=8)
 _OWN_WORDS = ViewType(u64, 2, Access.READ_WRITE, Space.DEVICE, unit_stride=(False, True), align=8)
+
+
+_LINKS = ViewType(u64, 1, Access.READ, unit_stride=(True,), align=8)
+
+
+class Link(IntFlag):
+    """What there is between a rank and another, in the `links` of a mailbox."""
+
+    RECEIVES = 1
+    """This rank collects what the other one posts."""
+    SENDS = 2
+    SENDS_ACKNOWLEDGED = 4
+    """What it sends there is acknowledged: it waits for the slot to come back."""
+    RECEIVES_ACKNOWLEDGED = 8
 
 
 class ObjectType(Type):
@@ -313,13 +341,17 @@ class MailboxType(ObjectType):
 
     `data[channel·depth·n + k·n + source, …tile flattened]` at each rank; `arrived[channel, source]`
     epoch words; `signatures[channel·depth + k, source]`; `freed[channel, destination]` where
-    acknowledged; `signature` is this launch's own.
+    acknowledged; `signature` is this launch's own. `linked`: not every rank sends to every other;
+    then `links[r]` says what there is between this rank and r, as a sum of `Link`. `posts_ahead`
+    rounds may be posted and not collected.
     """
 
     dtype: DType
     tile_shape: tuple[int, ...]
     depth: int
     acknowledged: bool
+    linked: bool = False
+    posts_ahead: int = 1
 
     @property
     def fields(self) -> dict[str, Type]:
@@ -330,9 +362,13 @@ class MailboxType(ObjectType):
         }
         if self.acknowledged:
             fields["freed"] = _WORDS
+        if self.linked:
+            fields["links"] = _LINKS
         return fields | {"signature": INDEX}
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.tile_shape))
         acknowledged = ", acknowledged" if self.acknowledged else ""
-        return f"mailbox<{self.dtype.name}[{shape}], depth={self.depth}{acknowledged}>"
+        linked = ", linked" if self.linked else ""
+        ahead = f", ahead={self.posts_ahead}" if self.posts_ahead != 1 else ""
+        return f"mailbox<{self.dtype.name}[{shape}], depth={self.depth}{acknowledged}{linked}{ahead}>"

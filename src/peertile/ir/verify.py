@@ -191,6 +191,7 @@ def _type_rules(t: Type) -> Iterator[tuple[bool, str]]:
     elif isinstance(t, MailboxType):
         yield all(_power_of_two(n) for n in t.tile_shape), "expected a tile shape of powers of two"
         yield _power_of_two(t.depth), "expected a depth that is a power of two"
+        yield 1 <= t.posts_ahead <= t.depth, "expected 1 to depth posts ahead"
 
 
 def _power_of_two(n: int) -> bool:

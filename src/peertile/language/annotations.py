@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from enum import Enum
 from types import FunctionType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from peertile.dtypes import DType, b1, f32, i64
 from peertile.errors import CompileError, UnsupportedError
 from peertile.ir.types import Access
+from peertile.language.accumulate import Accumulate
 from peertile.language.objects import Barrier, Counter, Mailbox, Multicast, Pointer, Signal
 from peertile.language.views import Exclusive, Peer, PeerAccess, Shared
 from peertile.language.word import REQUIRED, KernelOnly
@@ -26,6 +27,7 @@ class Role(Enum):
     """What a kernel parameter is."""
 
     EXCLUSIVE = "exclusive"
+    ACCUMULATE = "accumulate"
     SHARED = "shared"
     PEER = "peer"
     SIGNAL = "signal"
@@ -46,22 +48,30 @@ class ConstOf(NamedTuple):
         return f"T.Const[{getattr(self.type, '__name__', self.type)}]"
 
 
-class Const(KernelOnly):
-    """A compile-time constant: a new value compiles a new kernel.
+if TYPE_CHECKING:
+    # To a type checker a constant is what it is a constant of: `N: T.Const[int]` is an int.
+    from typing_extensions import TypeVar
 
-    `T.Const[int]`, `T.Const[float]`, `T.Const[bool]`, `T.Const[str]`, `T.Const[tuple]`, `T.Const[T.DType]`,
-    or `T.Const` for any of them. In the kernel it is an ordinary Python value: a shape, a branch that is
-    not compiled, an argument of `T.static_range`.
+    _T = TypeVar("_T", default=Any)
+    Const = Annotated[_T, "compile-time constant"]
+else:
 
-    Example::
+    class Const(KernelOnly):
+        """A compile-time constant: a new value compiles a new kernel.
 
-        T.static_assert(N % 16 == 0, "N must be a multiple of 16")
-        for k in T.static_range(N // 16):
-            x.load((k,), (16,))
-    """
+        `T.Const[int]`, `T.Const[float]`, `T.Const[bool]`, `T.Const[str]`, `T.Const[tuple]`, `T.Const[T.DType]`,
+        or `T.Const` for any of them. In the kernel it is an ordinary Python value: a shape, a branch that is
+        not compiled, an argument of `T.static_range`.
 
-    def __class_getitem__(cls, type: Any) -> ConstOf:
-        return ConstOf(type)
+        Example::
+
+            T.static_assert(N % 16 == 0, "N must be a multiple of 16")
+            for k in T.static_range(N // 16):
+                x.load((k,), (16,))
+        """
+
+        def __class_getitem__(cls, type: Any) -> ConstOf:
+            return ConstOf(type)
 
 
 class KernelParam(NamedTuple):
@@ -82,6 +92,7 @@ class KernelParam(NamedTuple):
 
 _ROLES: Final[dict[type, Role]] = {
     Exclusive: Role.EXCLUSIVE,
+    Accumulate: Role.ACCUMULATE,
     Shared: Role.SHARED,
     Peer: Role.PEER,
     Signal: Role.SIGNAL,
@@ -92,7 +103,7 @@ _ROLES: Final[dict[type, Role]] = {
 }
 _PYTHON_SCALARS: Final[dict[Any, DType]] = {bool: b1, int: i64, float: f32}
 _TYPES: Final = (
-    "T.Exclusive, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, "
+    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, "
     "T.Const[...], or a dtype such as T.i32 for a scalar"
 )
 

@@ -27,13 +27,17 @@ __all__ = [
 
 @word
 def range(lo: Any, hi: Any = None, step: Any = None, *, stages: int = 1) -> Iterator[Tile]:
-    """lo, lo + step, … below hi, at run time; one argument is `hi`, with lo = 0. The step is positive.
+    """lo, lo + step, … below hi, at run time; one argument is `hi`, with lo = 0.
+
+    A negative step, known when compiling, counts down to above hi. A run-time step is positive, which is checked.
 
     `stages` > 1 asks for that many trips of loads in flight.
 
     Example::
 
         for k in T.range(0, 8, 2, stages=3):
+            x.load((k,), (64,))
+        for k in T.range(7, -1, -1):
             x.load((k,), (64,))
     """
 

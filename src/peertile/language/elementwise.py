@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peertile.language.tiles import Tile
+from peertile.language.folds import NanRule
+from peertile.language.tiles import Operand, Tile
 from peertile.language.word import word
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 
 
 @word
-def exp(x: Tile) -> Tile:
+def exp(x: Operand) -> Tile:
     """result[i] = e^x[i].
 
     Example::
@@ -58,7 +59,7 @@ def exp(x: Tile) -> Tile:
 
 
 @word
-def exp2(x: Tile) -> Tile:
+def exp2(x: Operand) -> Tile:
     """result[i] = 2^x[i].
 
     Example::
@@ -68,7 +69,7 @@ def exp2(x: Tile) -> Tile:
 
 
 @word
-def log(x: Tile) -> Tile:
+def log(x: Operand) -> Tile:
     """result[i] = ln x[i].
 
     Example::
@@ -78,7 +79,7 @@ def log(x: Tile) -> Tile:
 
 
 @word
-def log2(x: Tile) -> Tile:
+def log2(x: Operand) -> Tile:
     """result[i] = log₂ x[i].
 
     Example::
@@ -88,7 +89,7 @@ def log2(x: Tile) -> Tile:
 
 
 @word
-def sqrt(x: Tile) -> Tile:
+def sqrt(x: Operand) -> Tile:
     """result[i] = √x[i], rounded correctly.
 
     Example::
@@ -98,7 +99,7 @@ def sqrt(x: Tile) -> Tile:
 
 
 @word
-def rsqrt(x: Tile) -> Tile:
+def rsqrt(x: Operand) -> Tile:
     """result[i] = 1 / √x[i].
 
     Example::
@@ -108,7 +109,7 @@ def rsqrt(x: Tile) -> Tile:
 
 
 @word
-def sin(x: Tile) -> Tile:
+def sin(x: Operand) -> Tile:
     """result[i] = sin x[i], x in radians.
 
     Example::
@@ -118,7 +119,7 @@ def sin(x: Tile) -> Tile:
 
 
 @word
-def cos(x: Tile) -> Tile:
+def cos(x: Operand) -> Tile:
     """result[i] = cos x[i], x in radians.
 
     Example::
@@ -128,7 +129,7 @@ def cos(x: Tile) -> Tile:
 
 
 @word
-def tan(x: Tile) -> Tile:
+def tan(x: Operand) -> Tile:
     """result[i] = tan x[i], x in radians.
 
     Example::
@@ -138,7 +139,7 @@ def tan(x: Tile) -> Tile:
 
 
 @word
-def sinh(x: Tile) -> Tile:
+def sinh(x: Operand) -> Tile:
     """result[i] = sinh x[i].
 
     Example::
@@ -148,7 +149,7 @@ def sinh(x: Tile) -> Tile:
 
 
 @word
-def cosh(x: Tile) -> Tile:
+def cosh(x: Operand) -> Tile:
     """result[i] = cosh x[i].
 
     Example::
@@ -158,7 +159,7 @@ def cosh(x: Tile) -> Tile:
 
 
 @word
-def tanh(x: Tile) -> Tile:
+def tanh(x: Operand) -> Tile:
     """result[i] = tanh x[i].
 
     Example::
@@ -168,7 +169,7 @@ def tanh(x: Tile) -> Tile:
 
 
 @word
-def erf(x: Tile) -> Tile:
+def erf(x: Operand) -> Tile:
     """result[i] = 2/√π ∫₀^x[i] e^(-u²) du.
 
     Example::
@@ -178,7 +179,7 @@ def erf(x: Tile) -> Tile:
 
 
 @word
-def sigmoid(x: Tile) -> Tile:
+def sigmoid(x: Operand) -> Tile:
     """result[i] = 1 / (1 + e^(-x[i])).
 
     Example::
@@ -188,7 +189,7 @@ def sigmoid(x: Tile) -> Tile:
 
 
 @word
-def floor(x: Tile) -> Tile:
+def floor(x: Operand) -> Tile:
     """result[i] = the largest integer <= x[i], as a float.
 
     Example::
@@ -198,7 +199,7 @@ def floor(x: Tile) -> Tile:
 
 
 @word
-def ceil(x: Tile) -> Tile:
+def ceil(x: Operand) -> Tile:
     """result[i] = the smallest integer >= x[i], as a float.
 
     Example::
@@ -208,7 +209,7 @@ def ceil(x: Tile) -> Tile:
 
 
 @word
-def round(x: Tile) -> Tile:
+def round(x: Operand) -> Tile:
     """result[i] = x[i] rounded to the nearest integer, halves to even, as a float.
 
     Example::
@@ -218,7 +219,7 @@ def round(x: Tile) -> Tile:
 
 
 @word
-def abs(x: Tile) -> Tile:
+def abs(x: Operand) -> Tile:
     """result[i] = |x[i]|; the most negative integer stays itself.
 
     Example::
@@ -228,8 +229,8 @@ def abs(x: Tile) -> Tile:
 
 
 @word
-def minimum(a: Any, b: Any) -> Tile:
-    """result[i] = min(a[i], b[i]); NaN if either is NaN.
+def minimum(a: Any, b: Any, nan: NanRule = NanRule.PROPAGATE) -> Tile:
+    """result[i] = min(a[i], b[i]); NaN if either is NaN, or with `T.NanRule.IGNORE` only if both are.
 
     Example::
 
@@ -238,8 +239,8 @@ def minimum(a: Any, b: Any) -> Tile:
 
 
 @word
-def maximum(a: Any, b: Any) -> Tile:
-    """result[i] = max(a[i], b[i]); NaN if either is NaN.
+def maximum(a: Any, b: Any, nan: NanRule = NanRule.PROPAGATE) -> Tile:
+    """result[i] = max(a[i], b[i]); NaN if either is NaN, or with `T.NanRule.IGNORE` only if both are.
 
     Example::
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from peertile.ir.ops import Padding
@@ -17,41 +18,155 @@ from peertile.language.word import word as _word
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 __all__ = [
+    "Granularity",
     "atom",
     "atom_add",
     "get",
     "ld",
     "put",
+    "put_flagged",
+    "quiet",
     "st",
     "sync_programs",
     "sync_system",
+    "take_flagged",
     "test",
+    "wait_any",
     "wait_eq",
     "wait_ge",
     "wait_gt",
     "wait_le",
     "wait_lt",
     "wait_ne",
+    "wait_put",
 ]
 
 
-@_word
-def put(src: Tile, dst: Any, index: Any = None, *, rank: Any = None) -> None:
-    """Writes a tile into rank `rank`'s part of `dst` (None: one's own) at tile `index`. Complete when it returns.
+class Granularity(Enum):
+    """Who moves the elements of a put or get, a hint: the threads of one warp, or the whole block. Targets without
+    such a choice ignore it.
 
     Example::
 
-        T.put(t, p, (0,), rank=0)
+        T.put(t, p, (0,), rank=0, granularity=T.Granularity.WARP)
+    """
+
+    WARP = "warp"
+    BLOCK = "block"
+
+
+@_word
+def put(
+    src: Any,
+    dst: Any,
+    index: Any = None,
+    *,
+    rank: Any = None,
+    signal: Any = None,
+    wait: bool = True,
+    granularity: Granularity = Granularity.BLOCK,
+    unroll: int = 4,
+    vectorize: bool = True,
+) -> Any:
+    """Writes a tile, or a whole view, into rank `rank`'s part of `dst` (None: one's own).
+
+    A tile goes to tile `index`; a view to a place of the same extents, any number and alignment of elements. One
+    side must be local. It has ended when it returns; with `wait=False` it gives a handle for `T.wait_put`.
+    With `signal` (`ready` or `ready[k]`) the receiver is notified behind it: what was put is visible before the
+    signal, and nothing at all still signals. `granularity`, `unroll` and `vectorize` are hints.
+
+    Example::
+
+        T.put(t, p, (0,), rank=0, signal=s)
+        T.put(x, p, rank=1)
     """
 
 
 @_word
-def get(src: Any, shape: Any, index: Any = None, *, rank: Any = None, padding: Padding = Padding.ZERO) -> Tile:
-    """Reads the tile `index` of `shape` from rank `rank`'s part of `src` (None: one's own).
+def get(
+    src: Any,
+    shape: Any = None,
+    index: Any = None,
+    *,
+    to: Any = None,
+    rank: Any = None,
+    padding: Padding = Padding.ZERO,
+    granularity: Granularity = Granularity.BLOCK,
+    unroll: int = 4,
+    vectorize: bool = True,
+) -> Any:
+    """Reads the tile `index` of `shape` from rank `rank`'s part of `src` (None: one's own); or, with `to`, copies the
+    whole part into a local view of the same extents. It has ended when it returns.
 
     Example::
 
         T.get(p, (64,), (0,), rank=0)
+        T.get(p, to=p.local.slice((0,), p.shape), rank=0)
+    """
+
+
+@_word
+def wait_put(*transfers: Any) -> None:
+    """What follows comes after everything that these puts (`wait=False`) did; their sources may be written again.
+
+    Example::
+
+        handle = T.put(t, p, (0,), rank=0, wait=False)
+        T.wait_put(handle)
+    """
+
+
+@_word
+def quiet() -> None:
+    """As `T.wait_put` of every put of this program so far.
+
+    Example::
+
+        T.put(t, p, (0,), rank=0, wait=False)
+        T.quiet()
+    """
+
+
+@_word
+def put_flagged(src: Tile, words: Any, index: Any = None, *, epoch: Any, rank: Any = None) -> None:
+    """Writes a tile with a flag on each element: payload and epoch travel in one indivisible store, so that a small
+    message needs no signal. `words` holds u64: bits of the payload (32 at most) low, the epoch (u32) high.
+
+    Before a place is written again its reader must have taken it: alternate between two places, for instance.
+
+    Example::
+
+        T.put_flagged(t, words, (0,), epoch=1, rank=0)
+    """
+
+
+@_word
+def take_flagged(words: Any, shape: Any, index: Any = None, *, epoch: Any, dtype: Any, rank: Any = None) -> Tile:
+    """Waits until every element of a flagged tile has come with `epoch`, and gives the payload. Bounded.
+
+    Orders nothing but its own payload. Epochs go upwards, any number of them; a later one than asked for was
+    written too early, and is a failed assertion.
+
+    Example::
+
+        T.take_flagged(words, (64,), (0,), epoch=1, dtype=T.f32)
+    """
+
+
+@_word
+def wait_any(
+    *words: Any,
+    cmp: Cmp = Cmp.GE,
+    order: Order = Order.ACQUIRE,
+    scope: Scope | None = None,
+) -> Tile:
+    """Waits until one of several words satisfies `cmp`; the result is its position, the first where several do.
+
+    Each is (word, value) or (word, value, index). What follows is ordered after that word's writer alone. Bounded.
+
+    Example::
+
+        which = T.wait_any((words, 1, (0,)), (words.at(0), 1, (1,)))
     """
 
 

@@ -66,6 +66,26 @@ class Signal(KernelOnly):
         s.wait()
     """
 
+    @property
+    @word
+    def rank(self) -> Tile:
+        """This rank in the signal's group.
+
+        Example::
+
+            s.rank
+        """
+
+    @property
+    @word
+    def num_ranks(self) -> Tile:
+        """Number of ranks of the signal's group.
+
+        Example::
+
+            s.num_ranks
+        """
+
     @word
     def __getitem__(self, slot: Any) -> SignalSlot:
         """Slot `slot` instead of the program index.
@@ -132,6 +152,16 @@ class Counter(KernelOnly):
         c.wait(c.num_ranks)
     """
 
+    @property
+    @word
+    def rank(self) -> Tile:
+        """This rank in the counter's group.
+
+        Example::
+
+            c.rank
+        """
+
     @word
     def __getitem__(self, slot: Any) -> CounterSlot:
         """Slot `slot` instead of the program index.
@@ -178,6 +208,26 @@ class Barrier(KernelOnly):
         b.sync()
     """
 
+    @property
+    @word
+    def rank(self) -> Tile:
+        """This rank in the barrier's group.
+
+        Example::
+
+            b.rank
+        """
+
+    @property
+    @word
+    def num_ranks(self) -> Tile:
+        """Number of ranks of the barrier's group.
+
+        Example::
+
+            b.num_ranks
+        """
+
     @word
     def sync(self) -> None:
         """The same program index of all ranks arrives, then leaves: release, acquire, system scope.
@@ -185,6 +235,29 @@ class Barrier(KernelOnly):
         Example::
 
             b.sync()
+        """
+
+    @word
+    def arrive(self) -> None:
+        """The first half of `sync`: says that this program is here, and goes on. Release, system scope.
+
+        `wait` follows in the same block. The barrier is ready when the host has made it; nothing is initialised here.
+
+        Example::
+
+            b.arrive()
+            t = t * 2
+            b.wait()
+        """
+
+    @word
+    def wait(self) -> None:
+        """The second half of `sync`: the same program of every rank has arrived. Acquire, system scope, bounded.
+
+        Example::
+
+            b.arrive()
+            b.wait()
         """
 
     @word

@@ -1,4 +1,4 @@
-"""Words that make and reshape tiles, reduce them and multiply them. Signatures and formulas; no bodies.
+"""Words that make, reshape, cut and join tiles, and multiply them. Signatures and formulas; no bodies.
 
 A *tile* is an immutable value of up to 6 axes, each extent a power of two; a scalar is a tile of shape ().
 Two tiles meet as in numpy: shapes are aligned on the right and axes of extent 1 repeat. A Python number
@@ -9,33 +9,36 @@ takes the dtype of the tile it meets; alone, an int becomes i64 and a float f32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from peertile.dtypes import DType, f32, i64
-from peertile.ir.ops import Rounding
+from peertile.ir.ops import Precision, Rounding
 from peertile.language.word import KernelOnly, word
 
 __all__ = [
+    "Operand",
     "Tile",
-    "all",
-    "any",
     "bitcast",
     "broadcast",
+    "cat",
     "expand_dims",
+    "extract",
+    "flip",
     "full",
+    "insert",
     "iota",
-    "max",
-    "min",
     "mma",
     "ones",
     "permute",
-    "prod",
     "reshape",
-    "sum",
+    "take",
     "transpose",
     "where",
     "zeros",
 ]
+
+Operand: TypeAlias = "Tile | int | float | bool"
+"""What an operator of a tile takes on its other side."""
 
 
 class Tile(KernelOnly):
@@ -121,6 +124,45 @@ class Tile(KernelOnly):
             t.reshape(8, 8)
             t.reshape((4, 16))
         """
+
+    if TYPE_CHECKING:
+        # The compiler reads operators in the source; these are for type checkers of kernels alone, and so are
+        # no words: each would need a text of its own that says no more than the class.
+        def __add__(self, other: Operand) -> Tile: ...
+        def __radd__(self, other: Operand) -> Tile: ...
+        def __sub__(self, other: Operand) -> Tile: ...
+        def __rsub__(self, other: Operand) -> Tile: ...
+        def __mul__(self, other: Operand) -> Tile: ...
+        def __rmul__(self, other: Operand) -> Tile: ...
+        def __truediv__(self, other: Operand) -> Tile: ...
+        def __rtruediv__(self, other: Operand) -> Tile: ...
+        def __floordiv__(self, other: Operand) -> Tile: ...
+        def __rfloordiv__(self, other: Operand) -> Tile: ...
+        def __mod__(self, other: Operand) -> Tile: ...
+        def __rmod__(self, other: Operand) -> Tile: ...
+        def __pow__(self, other: Operand) -> Tile: ...
+        def __rpow__(self, other: Operand) -> Tile: ...
+        def __and__(self, other: Operand) -> Tile: ...
+        def __rand__(self, other: Operand) -> Tile: ...
+        def __or__(self, other: Operand) -> Tile: ...
+        def __ror__(self, other: Operand) -> Tile: ...
+        def __xor__(self, other: Operand) -> Tile: ...
+        def __rxor__(self, other: Operand) -> Tile: ...
+        def __lshift__(self, other: Operand) -> Tile: ...
+        def __rlshift__(self, other: Operand) -> Tile: ...
+        def __rshift__(self, other: Operand) -> Tile: ...
+        def __rrshift__(self, other: Operand) -> Tile: ...
+        def __neg__(self) -> Tile: ...
+        def __pos__(self) -> Tile: ...
+        def __invert__(self) -> Tile: ...
+        def __lt__(self, other: Operand) -> Tile: ...
+        def __le__(self, other: Operand) -> Tile: ...
+        def __gt__(self, other: Operand) -> Tile: ...
+        def __ge__(self, other: Operand) -> Tile: ...
+        # Python's own comparison gives a bool for any object; a tile's gives a tile.
+        def __eq__(self, other: object) -> Tile: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tile: ...  # type: ignore[override]
+        def __getitem__(self, axes: Any) -> Tile: ...
 
 
 @word
@@ -235,76 +277,73 @@ def expand_dims(x: Tile, axis: int) -> Tile:
 
 
 @word
-def sum(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """result[…] = Σ x[…] along `axis` (an int, a tuple, or None for all), in the dtype of `x`.
+def cat(tiles: Any, axis: int = 0) -> Tile:
+    """Tiles of one shape, one behind the other along `axis`; their number is a power of two.
 
-    The order of addition is fixed for a shape, so the same input gives the same bits.
+    result[k · n + i, …] = tiles[k][i, …] for n = the extent of one.
 
     Example::
 
-        T.sum(a, axis=1)
-        T.sum(t)
+        T.cat((t, -t), axis=0)
     """
 
 
 @word
-def prod(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """result[…] = Π x[…] along `axis` (an int, a tuple, or None for all).
+def extract(x: Tile, index: Any, shape: Any) -> Tile:
+    """A piece of a tile: result[i, …] = x[index0 · shape0 + i, …].
+
+    `index` counts pieces of `shape`, one per axis, as `x.load` does on memory. It may be a run-time number; one
+    that is out of range ends the program with an `OutOfBounds` fault.
 
     Example::
 
-        T.prod(t)
+        T.extract(a, (0, 3), (16, 8))
+        T.extract(t, T.program_id(0) % 4, (16,))
     """
 
 
 @word
-def max(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """result[…] = max x[…] along `axis`; NaN if there is one.
+def insert(x: Tile, piece: Tile, index: Any) -> Tile:
+    """`x` with a piece replaced: result[index0 · shape0 + i, …] = piece[i, …], x elsewhere. Index as of `extract`.
 
     Example::
 
-        a - T.max(a, axis=1, keepdims=True)
+        T.insert(t, T.zeros((16,)), 3)
     """
 
 
 @word
-def min(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """result[…] = min x[…] along `axis`; NaN if there is one.
+def take(x: Tile, index: Tile, axis: int = 0) -> Tile:
+    """Gathers along an axis: result[…, k, …] = x[…, index[…, k, …], …].
+
+    `index` is an integer tile with the extents of `x` but for the axis. An index out of range ends the program
+    with an `OutOfBounds` fault; none is tested for an index that is in range by construction, as of `T.iota`.
 
     Example::
 
-        T.min(t)
+        T.take(t, T.iota(64) // 2, axis=0)
     """
 
 
 @word
-def any(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """Whether some element of a bool tile along `axis` is true.
+def flip(x: Tile, axis: int = 0) -> Tile:
+    """result[…, k, …] = x[…, n - 1 - k, …] along `axis`.
 
     Example::
 
-        if T.any(t > 100.0):
-            T.print_("large")
+        T.flip(t)
     """
 
 
 @word
-def all(x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
-    """Whether every element of a bool tile along `axis` is true.
-
-    Example::
-
-        T.assert_(T.all(t == t), "NaN in the input")
-    """
-
-
-@word
-def mma(a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
+def mma(a: Tile, b: Tile, acc: Tile | None = None, *, precision: Precision = Precision.IEEE) -> Tile:
     """result[m, n] = acc[m, n] + Σ_k a[m, k] · b[k, n], with one equal leading batch axis if there are three.
 
     f16, bf16, fp8 and f32 accumulate in f32, f64 in f64, i8 and u8 in i32. Without `acc` it starts at 0.
+    `T.Precision.TF32` lets the target round factors of f32 to 10 bits of mantissa, where that is faster.
 
     Example::
 
         T.mma(a, a.T, T.zeros((16, 16), T.f32))
+        T.mma(a, a.T, precision=T.Precision.TF32)
     """

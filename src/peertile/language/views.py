@@ -19,7 +19,7 @@ from peertile.language.tiles import Tile
 from peertile.language.word import KernelOnly, word
 from peertile.memory_model import Order, Rmw, Scope
 
-__all__ = ["Exclusive", "ExclusiveTile", "Peer", "PeerAccess", "Shared", "View"]
+__all__ = ["Exclusive", "ExclusiveTile", "GatherView", "Peer", "PeerAccess", "Shared", "TileView", "View"]
 
 
 class ExclusiveTile(KernelOnly):
@@ -198,6 +198,135 @@ class Shared(KernelOnly):
 
             for k in T.range(x.num_tiles((64,))[0]):
                 x.load((k,), (64,))
+        """
+
+    # ---- views of the same memory
+
+    @word
+    def slice(self, start: Any, extent: Any, step: Any = None) -> View:
+        """result[i, …] = x[start + i · step, …] for i < extent: a view, nothing is copied. One of each per axis.
+
+        What reaches outside of x is out of bounds.
+
+        Example::
+
+            x.slice((16,), (x.shape[0] - 16,)).load((0,), (64,))
+        """
+
+    @word
+    def permute(self, axes: Any) -> View:
+        """A view whose axis k is axis axes[k] of x.
+
+        Example::
+
+            m.permute((1, 0)).load((0, 0), (64, 16))
+        """
+
+    @word
+    def reshape(self, shape: Any) -> View:
+        """The elements of a view without gaps, in row-major order, with other extents (run-time numbers too).
+
+        Example::
+
+            x.reshape((x.shape[0] // 4, 4)).load((0, 0), (16, 4))
+        """
+
+    @word
+    def partition(self, shape: Any, step: Any = None) -> TileView:
+        """x in tiles of `shape`; tile i begins at element i · step (default: the extent of the tile).
+
+        A step below the extent gives tiles that overlap, as for a stencil; those are only read.
+
+        Example::
+
+            x.partition((64,), step=(32,)).load((1,))
+        """
+
+    @word
+    def gather(self, indices: Tile, axis: int = 0) -> GatherView:
+        """The slices of x along `axis` that a tile of indices names: element k of that axis is x[…, indices[k], …].
+
+        An index outside of x gives padding on load and is left out on store, so -1 stands for no slice.
+
+        Example::
+
+            m.gather(T.iota(16) * 2).load((0, 0), (16, 64))
+        """
+
+
+class TileView(KernelOnly):
+    """A view cut into tiles of one shape, all of which this program may read: what `x.partition(shape)` gives.
+
+    Example::
+
+        tiles = x.partition((64,))
+        for k in T.range(tiles.num_tiles()[0]):
+            tiles.load((k,))
+    """
+
+    @property
+    @word
+    def tile_shape(self) -> tuple[int, ...]:
+        """Extents of a tile, known at compile time.
+
+        Example::
+
+            T.zeros(x.partition((64,)).tile_shape)
+        """
+
+    @word
+    def num_tiles(self) -> tuple[Tile, ...]:
+        """Number of tiles on each axis: ⌈extent / step⌉.
+
+        Example::
+
+            x.partition((64,)).num_tiles()[0]
+        """
+
+    @word
+    def load(self, index: Any, padding: Padding = Padding.ZERO) -> Tile:
+        """result[i, …] = x[index0 · step0 + i, …]; `padding` outside of x.
+
+        Example::
+
+            x.partition((64,)).load((0,))
+        """
+
+    @word
+    def store(self, index: Any, tile: Tile) -> None:
+        """x[index0 · step0 + i, …] = tile[i, …], clipped at the edge.
+
+        Example::
+
+            p.local.partition((64,)).store((0,), t)
+        """
+
+
+class GatherView(KernelOnly):
+    """Slices of a view chosen by a tile of indices: what `x.gather(indices, axis)` gives.
+
+    Example::
+
+        rows = m.gather(T.iota(16))
+        rows.load((0, 0), (16, 64))
+    """
+
+    @word
+    def load(self, index: Any, shape: Any, padding: Padding = Padding.ZERO) -> Tile:
+        """A tile; along the axis of the gather its extent is the number of indices, and its tile index 0.
+
+        Example::
+
+            m.gather(T.iota(16)).load((0, 0), (16, 64))
+        """
+
+    @word
+    def store(self, index: Any, tile: Tile) -> None:
+        """Scatters a tile to the slices that the indices name, in order: of equal indices the last one stays.
+
+        Example::
+
+            p.local.gather(T.iota(64) * 2).store((0,), t)
         """
 
 

@@ -23,7 +23,7 @@ from peertile.dtypes import DType, i64, u8, u16, u32, u64
 from peertile.errors import ArgumentError, SignatureMismatch, UsageError
 from peertile.kernel import KernelFunction, LaunchOp
 from peertile.library import kernels
-from peertile.library.kernels import SLOTS
+from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
 from peertile.library.selection import Algorithm, choose
 from peertile.runtime.device import Device, Stream
@@ -83,7 +83,7 @@ class CollectiveOp(DeviceOp[T]):
         if communicator.checked:
             communicator.group.agree(self._text, "a collective")
         for launch in self._launches:
-            launch._execute(context)
+            launch._execute(context)  # not spent by it: a kept launch is executed again by the next op
         return self._result
 
     def sync_on(self, stream: Stream) -> T:
@@ -141,6 +141,7 @@ class Collectives:
         self.arch = facts[0][1] if len({f[1] for f in facts}) == 1 else "any"
         group.agree((self.programs, checked, slot_bytes), "Collectives(programs, checked, slot_bytes)")
         self.slot_bytes = slot_bytes
+        self._few = min(group.size, FEW_RANKS + 1)
         n, p = group.size, self.programs
         stage, inbox, shelf = (p * slots * slot_bytes for slots in (2, SLOTS * n, SLOTS))
         self._owns_heap = isinstance(where, Group)
@@ -193,7 +194,7 @@ class Collectives:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.group.size > 1 and self._owns_heap:
+        if error is not None and self.group.size > 1:
             # A rank that leaves on an exception must not leave its peers in the barrier of close.
             self.group.fail(f"{type(error).__name__}: {error}")
         self.close()
@@ -283,7 +284,7 @@ class Collectives:
         if kept is None or self._closed:
             return None
         text, launches, out, _ = kept
-        return CollectiveOp(self, text, [LaunchOp(kernel, bound) for kernel, bound in launches], out)
+        return CollectiveOp(self, text, launches, out)
 
     def _keep(
         self, text: str, key: tuple[Any, ...] | None, launches: list[LaunchOp], x: AnyTensor | None, out: Any
@@ -294,7 +295,7 @@ class Collectives:
         if key is not None and small:
             if len(self._kept) >= KEPT_CALLS:
                 del self._kept[next(iter(self._kept))]
-            self._kept[key] = (text, tuple((launch.kernel, launch.bound) for launch in launches), out, x)
+            self._kept[key] = (text, launches, out, x)
         return self._op(text, launches, out)
 
     def _line(self, t: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
@@ -384,12 +385,12 @@ class Collectives:
             grid = min(self.programs, max(1, -(-count // (tile * n))))
             call = kernels.all_reduce_symmetric_two_shot.grid(grid)
             ends = self._matrix(out, 1), self._matrix(x, 1)
-            return [call(*ends, hello, done, B=tile, N=n, OP=op, ACC=acc)]
+            return [call(*ends, hello, done, B=tile, N=self._few, OP=op, ACC=acc, DT=dtype)]
         if isinstance(x, SymmetricTensor) and not same and algorithm is Algorithm.ONE_SHOT:
             tile = self._tile(count, dtype.itemsize, tile_bytes, self.programs)
             return [
                 kernels.all_reduce_symmetric_one_shot(
-                    self._cut(b, tile), self._matrix(x, 1), hello, done, N=n, OP=op, ACC=acc
+                    self._cut(b, tile), self._matrix(x, 1), hello, done, N=self._few, OP=op, ACC=acc, DT=dtype
                 )
             ]
         source: tuple[Tensor, ...] = () if same else (self._line(a),)
@@ -397,13 +398,17 @@ class Collectives:
             tile = self._tile(count, dtype.itemsize, tile_bytes, self.programs)
             stage, rows = self._view(self._stage, dtype, tile)
             kernel = kernels.all_reduce_one_shot_in_place if same else kernels.all_reduce_one_shot
-            return [kernel(self._cut(b, tile), *source, hello, stage, self._turn, rows, N=n, OP=op, ACC=acc)]
+            return [
+                kernel(
+                    self._cut(b, tile), *source, hello, stage, self._turn, rows, N=self._few, OP=op, ACC=acc, DT=dtype
+                )
+            ]
         if algorithm is Algorithm.FLAGGED:
             mark = 1 << 63 | zlib.crc32(f"{dtype} {count} {op}".encode()) >> 8 << 32
             kernel = kernels.all_reduce_flagged_in_place if same else kernels.all_reduce_flagged
             cut = self._line(b).partition((1, 1)).persistent(programs=1)
             bits = _BITS[dtype.itemsize]
-            return [kernel(cut, *source, self._words, self._turn, mark, OP=op, ACC=acc, BITS=bits)]
+            return [kernel(cut, *source, self._words, self._turn, mark, OP=op, ACC=acc, DT=dtype, BITS=bits)]
         if algorithm is Algorithm.TWO_SHOT and not same:
             tile = self._tile(count, dtype.itemsize, tile_bytes, 4 * n * self.programs)
             return [self._two_shot(b, source[0], tile, op)]
@@ -414,7 +419,7 @@ class Collectives:
         shelf, shelf_rows = self._view(self._shelf, b.dtype, tile)
         return kernels.all_reduce_two_shot(
             *(self._cut(b, tile), x, self._hello, self._ready, self._done, inbox, shelf, inbox_rows, shelf_rows),
-            N=self.group.size, OP=op, ACC=accumulator(b.dtype),
+            N=self._few, OP=op, ACC=accumulator(b.dtype), DT=b.dtype,
         )  # fmt: skip
 
     def _in_parts(
@@ -422,8 +427,8 @@ class Collectives:
     ) -> list[LaunchOp]:
         """Algorithms that hold a whole message in staging: as many launches as it takes."""
         n, dtype, count = self.group.size, a.dtype, a.size
-        programs = 1 if algorithm is Algorithm.RING else self.programs
-        part = n * SLOTS * self.slot_bytes * programs // dtype.itemsize
+        programs, rows = (1, 1) if algorithm is Algorithm.RING else (self.programs, n)
+        part = rows * SLOTS * self.slot_bytes * programs // dtype.itemsize
         launches = []
         for start in range(0, max(count, 1), part):
             stop = min(start + part, count)
@@ -435,14 +440,14 @@ class Collectives:
                 launches.append(
                     kernels.all_reduce_two_shot_in_place(
                         *(self._cut(piece, tile), self._hello, self._done, inbox, shelf, inbox_rows, shelf_rows),
-                        N=n, OP=op, ACC=accumulator(dtype),
+                        N=self._few, OP=op, ACC=accumulator(dtype), DT=dtype,
                     )
                 )  # fmt: skip
                 continue
             kernel = kernels.all_reduce_ring_in_place if same else kernels.all_reduce_ring
             source = () if same else (self._line(a, start, stop),)
             cut = piece.partition((1, tile)).persistent(programs=1)
-            launches.append(kernel(cut, *source, self._hello, self._lead, self._ack, inbox, OP=op))
+            launches.append(kernel(cut, *source, self._hello, self._lead, shelf, OP=op, DT=dtype))
         return launches
 
     def _cut(self, t: Tensor, tile: int, programs: int | None = None) -> Any:
@@ -475,7 +480,7 @@ class Collectives:
         if self._is_part(a, self._tensor(name, "out", out), self.group.rank * each):
             target = self.device.empty((each,), x.dtype)
         a, b, _ = self._pair(name, x, target, each)
-        options = {"N": n, "OP": op, "ACC": accumulator(a.dtype)}
+        options = {"N": self._few, "OP": op, "ACC": accumulator(a.dtype), "DT": a.dtype}
         tile = self._tile(each, a.dtype.itemsize, self._copy_tile(a.nbytes, n), self.programs)
         cut = self._cut(b, tile)
         if isinstance(x, SymmetricTensor):
@@ -528,9 +533,7 @@ class Collectives:
         cut = b.reshape(n, each).partition((1, tile)).persistent(programs=programs, swizzle=n)
         rows = n if to_each else 1
         if isinstance(x, SymmetricTensor):
-            return kernels.gather_symmetric(
-                cut, self._matrix(x, rows), self._hello, self._done, EACH=to_each, DT=dtype
-            )
+            return kernels.gather_symmetric(cut, self._matrix(x, rows), self._hello, self._done, EACH=to_each, DT=dtype)
         stage, stage_rows = self._view(self._stage, dtype, tile)
         ends = cut, a.reshape(rows, each)
         return kernels.gather_staged(
@@ -602,7 +605,7 @@ class Collectives:
         shelf, rows = self._view(self._shelf, dtype, tile)
         return kernels.reduce_to(
             *(self._cut(out, tile), x, self._hello, self._lead, self._ack, shelf, rows, root),
-            N=self.group.size, OP=op, ACC=accumulator(dtype),
+            N=self._few, OP=op, ACC=accumulator(dtype), DT=dtype,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- uneven shares

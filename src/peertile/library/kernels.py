@@ -20,7 +20,6 @@ How memory that peers read is reused, the invariants:
 - A symmetric tensor of the user is read by peers between two exchanges of one call.
 """
 
-# mypy: disable-error-code="operator,call-overload,index,union-attr,attr-defined,no-any-return"
 # ruff: noqa: SIM113, PT009
 # Kernels: tiles have operators in the kernel language, not in Python, and it has no enumerate.
 
@@ -35,7 +34,8 @@ __all__ = ["FEW_RANKS", "FLAGGED_TURN", "SLOTS", "STAGE_TURN"]
 SLOTS = 4
 """Chunks in flight of the pipelined kernels."""
 FEW_RANKS = 4
-"""Up to here the loop over the ranks is unrolled, so that a sum is one pass over memory."""
+"""Up to here the loop over the ranks is unrolled, so that a sum is one pass over memory. The constant `N` of the
+kernels is the number of ranks up to here, and one more for all that are larger: one kernel serves those."""
 STAGE_TURN, FLAGGED_TURN = 0, 1
 """Rows of `turn`."""
 
@@ -76,7 +76,7 @@ def barrier(hello: T.Mailbox) -> None:
 @kernel
 def all_reduce_one_shot(
     out: T.Exclusive, x: T.Shared, hello: T.Mailbox, stage: T.Peer, turn: T.Peer, rows: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Everybody stages all of x, then reads all of everybody's. One exchange. `rows`: tiles of a program's stage."""
     p = T.program_id(0)
@@ -98,7 +98,7 @@ def all_reduce_one_shot(
 @kernel
 def all_reduce_one_shot_in_place(
     out: T.Exclusive, hello: T.Mailbox, stage: T.Peer, turn: T.Peer, rows: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As all_reduce_one_shot, of `out` itself."""
     p = T.program_id(0)
@@ -158,7 +158,7 @@ def settle(
 @kernel
 def all_reduce_two_shot(
     out: T.Exclusive, x: T.Shared, hello: T.Mailbox, ready: T.Signal, done: T.Signal, inbox: T.Peer, shelf: T.Peer,
-    inbox_rows: T.i64, shelf_rows: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    inbox_rows: T.i64, shelf_rows: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Everybody reduces its share of each chunk and shows it to all; chunk c is pushed while c - 1 is reduced
     and c - 2 is read. A chunk is one tile for each rank."""
@@ -195,7 +195,7 @@ def all_reduce_two_shot(
 @kernel
 def all_reduce_two_shot_in_place(
     out: T.Exclusive, hello: T.Mailbox, done: T.Signal, inbox: T.Peer, shelf: T.Peer,
-    inbox_rows: T.i64, shelf_rows: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    inbox_rows: T.i64, shelf_rows: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As all_reduce_two_shot, of `out` itself, all chunks at once: the host cuts it to fit inbox and shelf."""
     B = out.tile_shape[1]
@@ -254,7 +254,7 @@ def reduce_flagged(
 @kernel
 def all_reduce_flagged(
     out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Peer, mark: T.u64,
-    OP: T.Const, ACC: T.Const[T.DType], BITS: T.Const[T.DType],
+    OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], BITS: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """No separate signal: each element travels with a flag. `words`: two turns of a row for each source."""
     e = T.ld(turn.local, (FLAGGED_TURN, 0))
@@ -269,7 +269,7 @@ def all_reduce_flagged(
 @kernel
 def all_reduce_flagged_in_place(
     out: T.Exclusive, words: T.Peer, turn: T.Peer, mark: T.u64,
-    OP: T.Const, ACC: T.Const[T.DType], BITS: T.Const[T.DType],
+    OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], BITS: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As all_reduce_flagged, of `out` itself."""
     e = T.ld(turn.local, (FLAGGED_TURN, 0))
@@ -284,61 +284,60 @@ def all_reduce_flagged_in_place(
 # ---------------------------------------------------------------- all-reduce, ring
 
 
-def go_round(inbox: T.Peer, tiles: T.Tile, hop: T.Signal, back: T.Signal, B: int, OP: object) -> None:
-    """The ring over the first `tiles` rows of everybody's inbox: partial sums go round once, results once.
+def go_round(shelf: T.Peer, tiles: T.Tile, hop: T.Signal, B: int, OP: object) -> None:
+    """The ring over the first `tiles` rows of everybody's shelf: partial sums go round once, results once.
 
     Rank r ends up with segment r + 1 and takes the others from its predecessor. A segment is overwritten by
-    its result only after the successor has folded it in, since the result comes out of that. `back` says that
-    the successor has read the last segment.
+    its result only after the successor has folded it in, since the result comes out of that.
     """
-    me, n = inbox.rank, inbox.num_ranks
+    me, n = shelf.rank, shelf.num_ranks
     prev, after = (me + n - 1) % n, (me + 1) % n
     size = T.cdiv(tiles, n)
+    if n > 1:
+        hop.notify(to=after)
     for s in T.range(n - 1):
         q = (me + 2 * n - s - 1) % n
-        if s > 0:
-            hop.wait(prev)
+        hop.wait(prev)
         for t in T.range(q * size, T.minimum(q * size + size, tiles)):
-            inbox.local.store((t, 0), fold(inbox.at(prev).load((t, 0), (1, B)), inbox.local.load((t, 0), (1, B)), OP))
+            shelf.local.store((t, 0), fold(shelf.at(prev).load((t, 0), (1, B)), shelf.local.load((t, 0), (1, B)), OP))
         hop.notify(to=after)
     for s in T.range(n - 1):
         q = (me + n - s) % n
         hop.wait(prev)
         for t in T.range(q * size, T.minimum(q * size + size, tiles)):
-            inbox.local.store((t, 0), inbox.at(prev).load((t, 0), (1, B)))
+            shelf.local.store((t, 0), shelf.at(prev).load((t, 0), (1, B)))
         if s < n - 2:
             hop.notify(to=after)
-    if n > 1:
-        back.notify(to=prev)
-        back.wait(after)
 
 
 @kernel
 def all_reduce_ring(
-    out: T.Exclusive, x: T.Shared, hello: T.Mailbox, hop: T.Signal, back: T.Signal, inbox: T.Peer, OP: T.Const
-) -> None:
-    """Each rank talks to its neighbours alone; every element is folded in the order of the ring."""
-    for tile in out.tiles():
-        inbox.local.store((tile.index[1], 0), x.load_like(tile))
+    out: T.Exclusive, x: T.Shared, hello: T.Mailbox, hop: T.Signal, shelf: T.Peer,
+    OP: T.Const, DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """Each rank talks to its neighbours alone; every element is folded in the order of the ring. One program;
+    the host cuts the message to fit the shelf."""
     if out.shape[1] >= 0:
         meet(hello)
-    go_round(inbox, out.num_tiles()[1], hop, back, out.tile_shape[1], OP)
     for tile in out.tiles():
-        tile.store(finish(inbox.local.load((tile.index[1], 0), out.tile_shape), inbox.num_ranks, OP))
+        shelf.local.store((tile.index[1], 0), x.load_like(tile))
+    go_round(shelf, out.num_tiles()[1], hop, out.tile_shape[1], OP)
+    for tile in out.tiles():
+        tile.store(finish(shelf.local.load((tile.index[1], 0), out.tile_shape), shelf.num_ranks, OP))
 
 
 @kernel
 def all_reduce_ring_in_place(
-    out: T.Exclusive, hello: T.Mailbox, hop: T.Signal, back: T.Signal, inbox: T.Peer, OP: T.Const
+    out: T.Exclusive, hello: T.Mailbox, hop: T.Signal, shelf: T.Peer, OP: T.Const, DT: T.Const[T.DType]
 ) -> None:
     """As all_reduce_ring, of `out` itself."""
-    for tile in out.tiles():
-        inbox.local.store((tile.index[1], 0), tile.load())
     if out.shape[1] >= 0:
         meet(hello)
-    go_round(inbox, out.num_tiles()[1], hop, back, out.tile_shape[1], OP)
     for tile in out.tiles():
-        tile.store(finish(inbox.local.load((tile.index[1], 0), out.tile_shape), inbox.num_ranks, OP))
+        shelf.local.store((tile.index[1], 0), tile.load())
+    go_round(shelf, out.num_tiles()[1], hop, out.tile_shape[1], OP)
+    for tile in out.tiles():
+        tile.store(finish(shelf.local.load((tile.index[1], 0), out.tile_shape), shelf.num_ranks, OP))
 
 
 # ---------------------------------------------------------------- all-reduce of symmetric tensors
@@ -347,7 +346,7 @@ def all_reduce_ring_in_place(
 @kernel
 def all_reduce_symmetric_one_shot(
     out: T.Exclusive, x: T.Peer[T.read], hello: T.Mailbox, done: T.Signal,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Everybody reads everybody's x where it lies; nobody leaves while x is read."""
     if x.shape[1] >= 0:
@@ -361,7 +360,7 @@ def all_reduce_symmetric_one_shot(
 @kernel
 def all_reduce_symmetric_two_shot(
     out: T.Peer, x: T.Peer[T.read], hello: T.Mailbox, done: T.Signal,
-    B: T.Const[int], N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    B: T.Const[int], N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Everybody reduces its share of the tiles and writes it to all. `out` may be `x`: one rank alone reads
     and writes a tile between the exchanges."""
@@ -386,7 +385,7 @@ def all_reduce_symmetric_two_shot(
 @kernel
 def reduce_scatter_staged(
     out: T.Exclusive, x: T.Shared, hello: T.Mailbox, go: T.Signal, stage: T.Peer, turn: T.Peer, rows: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks. Groups of tiles, one exchange each."""
     p, P = T.program_id(0), T.num_programs(0)
@@ -420,7 +419,7 @@ def reduce_scatter_staged(
 @kernel
 def reduce_scatter_symmetric(
     out: T.Exclusive, x: T.Peer[T.read], hello: T.Mailbox, done: T.Signal,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As reduce_scatter_staged, out of everybody's x where it lies."""
     if x.shape[1] >= 0:
@@ -560,7 +559,7 @@ def broadcast_from(
 @kernel
 def reduce_to(
     out: T.Exclusive, x: T.Shared, hello: T.Mailbox, lead: T.Signal, ack: T.Signal, shelf: T.Peer, rows: T.i64,
-    root: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType],
+    root: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """x folded over the ranks into `out` of rank `root`; the others' `out` only says how much there is."""
     B = out.tile_shape[1]
@@ -629,9 +628,7 @@ def copy(out: T.Exclusive, x: T.Shared) -> None:
 
 
 @kernel
-def agree_counts(
-    out: T.Exclusive, send: T.Shared, receive: T.Shared, counts: T.Mailbox, DT: T.Const[T.DType]
-) -> None:
+def agree_counts(out: T.Exclusive, send: T.Shared, receive: T.Shared, counts: T.Mailbox, DT: T.Const[T.DType]) -> None:
     """Everybody tells each rank how much it will send; what comes must be what is expected."""
     with counts.round() as r:
         for k in T.ranks():

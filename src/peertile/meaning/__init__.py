@@ -1,6 +1,6 @@
 """The numpy meaning of every primitive op, and an evaluator that runs grids of programs with it."""
 
-from peertile.meaning import accesses, control, folds, tiles  # the modules register the meanings
+from peertile.meaning import accesses, control, folds, tiles, views  # the modules register the meanings
 from peertile.meaning.faults import Fault, FaultKind, ProgramFault
 from peertile.meaning.grid import Outcome, PerRank, Printed, Schedule, run_grid
 from peertile.meaning.memory import Memory, NumpyMemory, ObjectRef, SymmetricRef, ViewRef
@@ -36,4 +36,5 @@ __all__ = [
     "run_grid",
     "run_program",
     "tiles",
+    "views",
 ]

@@ -18,12 +18,12 @@ from peertile.meaning.program import Event, EventKind, Program, Steps
 from peertile.meaning.registry import evaluates
 from peertile.memory_model import Order
 
-__all__: list[str] = []
+__all__ = ["PADDING", "check_inside", "element_of", "origin_of"]
 
 
 @evaluates(ops.PeerView)
 def peer_view(program: Program, op: Op, x: SymmetricRef, rank: Any) -> ViewRef:
-    _inside(op, "rank", int(rank), len(x.views))
+    check_inside(op, "rank", int(rank), len(x.views))
     return x.views[int(rank)]
 
 
@@ -32,7 +32,7 @@ def field(program: Program, op: Op, x: ObjectRef) -> Any:
     return x.fields[op.attrs["field"]]
 
 
-def _inside(op: Op, role: str, index: int, limit: int) -> None:
+def check_inside(op: Op, role: str, index: int, limit: int) -> None:
     """Faults unless 0 <= index < limit. Where the compiler has said that it holds, that is its bug."""
     if 0 <= index < limit:
         return
@@ -46,14 +46,14 @@ def _inside(op: Op, role: str, index: int, limit: int) -> None:
 # ---------------------------------------------------------------- tiles
 
 
-def _origin(op: Op, view: ViewRef, indices: Sequence[Any], shape: Sequence[int]) -> list[int]:
+def origin_of(op: Op, view: ViewRef, indices: Sequence[Any], shape: Sequence[int]) -> list[int]:
     """Element index of the tile's first element. Tile 0 of an empty axis is in bounds (all padding)."""
     for axis, (k, n, size) in enumerate(zip(indices, view.extents, shape, strict=True)):
-        _inside(op, f"tile index of axis {axis}", int(k), max(-(-n // size), 1))
+        check_inside(op, f"tile index of axis {axis}", int(k), max(-(-n // size), 1))
     return [int(k) * size for k, size in zip(indices, shape, strict=True)]
 
 
-_PADDING: Final = {
+PADDING: Final = {
     ops.Padding.ZERO: 0.0,
     ops.Padding.NEG_ZERO: -0.0,
     ops.Padding.NAN: np.nan,
@@ -66,19 +66,19 @@ _PADDING: Final = {
 def load(program: Program, op: Op, view: ViewRef, *indices: Any) -> Array:
     t = op.result.type
     assert isinstance(t, TileType)
-    origin = _origin(op, view, indices, t.shape)
-    padding = np.asarray(_PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()]
+    origin = origin_of(op, view, indices, t.shape)
+    padding = np.asarray(PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()]
     return program.memory.load_tile(program, op, view, origin, t.shape, padding)
 
 
 @evaluates(ops.Store)
 def store(program: Program, op: Op, view: ViewRef, tile: Array, *indices: Any) -> None:
-    program.memory.store_tile(program, op, view, _origin(op, view, indices, tile.shape), tile)
+    program.memory.store_tile(program, op, view, origin_of(op, view, indices, tile.shape), tile)
 
 
 @evaluates(ops.TileAtomic, steps=True)
 def tile_atomic(program: Program, op: Op, view: ViewRef, tile: Array, *indices: Any) -> Steps:
-    origin = _origin(op, view, indices, tile.shape)
+    origin = origin_of(op, view, indices, tile.shape)
     yield Event(EventKind.ACCESS, program, op)
     program.memory.tile_atomic(program, op, view, origin, tile, op.attrs["rmw"])
 
@@ -86,15 +86,15 @@ def tile_atomic(program: Program, op: Op, view: ViewRef, tile: Array, *indices: 
 # ---------------------------------------------------------------- words
 
 
-def _word(op: Op, view: ViewRef, indices: Sequence[Any]) -> tuple[int, ...]:
+def element_of(op: Op, view: ViewRef, indices: Sequence[Any]) -> tuple[int, ...]:
     for axis, (k, n) in enumerate(zip(indices, view.extents, strict=True)):
-        _inside(op, f"element index of axis {axis}", int(k), n)
+        check_inside(op, f"element index of axis {axis}", int(k), n)
     return tuple(int(k) for k in indices)
 
 
 @evaluates(ops.WordLoad, steps=True)
 def word_load(program: Program, op: Op, view: ViewRef, *indices: Any) -> Steps:
-    index = _word(op, view, indices)
+    index = element_of(op, view, indices)
     if op.attrs["order"] is not Order.WEAK:
         yield Event(EventKind.ACCESS, program, op)
     return program.memory.word_load(program, op, view, index)
@@ -102,7 +102,7 @@ def word_load(program: Program, op: Op, view: ViewRef, *indices: Any) -> Steps:
 
 @evaluates(ops.WordStore, steps=True)
 def word_store(program: Program, op: Op, view: ViewRef, value: Any, *indices: Any) -> Steps:
-    index = _word(op, view, indices)
+    index = element_of(op, view, indices)
     if op.attrs["order"] is not Order.WEAK:
         yield Event(EventKind.ACCESS, program, op)
     program.memory.word_store(program, op, view, index, value)
@@ -110,14 +110,14 @@ def word_store(program: Program, op: Op, view: ViewRef, value: Any, *indices: An
 
 @evaluates(ops.WordRmw, steps=True)
 def word_rmw(program: Program, op: Op, view: ViewRef, value: Any, *indices: Any) -> Steps:
-    index = _word(op, view, indices)
+    index = element_of(op, view, indices)
     yield Event(EventKind.ACCESS, program, op)
     return program.memory.word_rmw(program, op, view, index, value, op.attrs["rmw"])
 
 
 @evaluates(ops.Wait, steps=True)
 def wait(program: Program, op: Op, view: ViewRef, expected: Any, *indices: Any) -> Steps:
-    index = _word(op, view, indices)
+    index = element_of(op, view, indices)
     while True:
         yield Event(EventKind.WAIT, program, op, view, index, expected)
         seen = program.memory.word_load(program, op, view, index)

@@ -33,9 +33,14 @@ def new_barrier(ranks: int, programs: int, start: int = 0) -> dict[str, PerRank]
 
 
 def new_mailbox(
-    type: MailboxType, ranks: int, programs: int, signature: int | PerRank = 0x5EED, epoch: int = 0
+    type: MailboxType,
+    ranks: int,
+    programs: int,
+    signature: int | PerRank = 0x5EED,
+    epoch: int = 0,
+    links: PerRank | None = None,
 ) -> dict[str, Any]:
-    """Slots and words of a mailbox whose next round is `epoch`."""
+    """Slots and words of a mailbox whose next round is `epoch`; `links` where it has some of its own."""
     shape = (programs * type.depth * ranks, prod(type.tile_shape))
     fields = {
         "data": PerRank([np.zeros(shape, type.dtype.numpy) for _ in range(ranks)]),
@@ -45,4 +50,6 @@ def new_mailbox(
     }
     if type.acknowledged:
         fields["freed"] = _words(ranks, programs, ranks, epoch << 24)
+    if type.linked:
+        fields["links"] = links
     return fields

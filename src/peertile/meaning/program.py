@@ -46,10 +46,14 @@ class Event:
     view: ViewRef | None = None
     index: tuple[int, ...] = ()
     expected: Any = None
+    others: tuple[Event, ...] = ()
+    """Further words of a wait that ends when any of them is satisfied."""
 
     @property
     def ready(self) -> bool:
         """Whether resuming can make progress."""
+        if any(other.ready for other in self.others):
+            return True
         if self.kind is not EventKind.WAIT or self.view is None:
             return True
         seen = self.program.memory.peek(self.view, self.index)

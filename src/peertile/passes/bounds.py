@@ -57,7 +57,8 @@ def decide_bounds(kernel: Kernel, *, residual: bool = True) -> Kernel:
     return kernel
 
 
-_ACCESSES: Final = (ops.Load, ops.Store, ops.TileAtomic)
+_LOADS: Final = (ops.Load, ops.TileLoad)
+_ACCESSES: Final = (*_LOADS, ops.Store, ops.TileAtomic, ops.TileStore, ops.AsyncStore, ops.Gather, ops.Scatter)
 _Checked = frozenset[tuple[Value, _Limit]]
 
 
@@ -78,11 +79,9 @@ class _Bounds:
                 self.kernel.facts["bounds"][op.attrs["bounds"].value] += 1
 
     def access(self, op: Op, checked: _Checked) -> tuple[Bounds, _Checked]:
-        view, first = op.operands[0], 1 if isinstance(op, ops.Load) else 2
-        tile = op.result.type if isinstance(op, ops.Load) else op.operands[1].type
-        assert isinstance(tile, TileType)
+        view = op.operands[0]
         worst = Bounds.PROVEN
-        for axis, (index, size) in enumerate(zip(op.operands[first:], tile.shape, strict=True)):
+        for axis, index, size in _indices(op):
             want = _Limit(_root(view), axis, size)
             found = self.decide(op, index, want)
             if found is Bounds.KERNEL:
@@ -166,6 +165,21 @@ class _Bounds:
             inside = s.binary(Binary.OR, inside, empty)
         message = f"tile index of axis {want.axis} of {self.name(want.view)} is out of bounds"
         s.b.emit(ops.Check, (inside, got, limit), kind=CheckKind.BOUNDS, message=message)
+
+
+def _indices(op: Op) -> Iterator[tuple[int, Value, int]]:
+    """(axis, tile index, extent of the tile) of an access. Along the axis of a gather or scatter there is no tile
+    index: what its indices name outside of the view is padding, or not written."""
+    loads = isinstance(op, (*_LOADS, ops.Gather))
+    tile = op.result.type if loads else op.operands[1].type
+    assert isinstance(tile, TileType)
+    axes = list(enumerate(tile.shape))
+    rest = op.operands[1 if loads else 2 :]
+    if isinstance(op, ops.Gather | ops.Scatter):
+        del axes[op.attrs["axis"]]
+        rest = rest[1:]
+    for (axis, size), index in zip(axes, rest, strict=True):
+        yield axis, index, size
 
 
 def _root(view: Value) -> Value:

@@ -12,6 +12,7 @@ since what is waited for has zeros there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Bounds, CheckKind, Compare
-from peertile.ir.types import INDEX, MailboxType, TileType
+from peertile.ir.types import BOOL, INDEX, Link, MailboxType, TileType
 from peertile.passes.protocols import WORD, Emitter, name_of
 from peertile.passes.rewrite import replace_values
 
@@ -97,23 +98,43 @@ class _Box(Emitter):
         self.rounds = rounds
         self.arrived = self.field(box, "arrived")
         self.me = self.rank(self.arrived)
+        self.links = self.field(box, "links") if self.type.linked else None
+
+    # -- links
+
+    def has(self, rank: Value, link: Link) -> Value:
+        """Whether there is such a link between this rank and `rank`."""
+        assert self.links is not None
+        word = self.binary(Binary.AND, self.load(self.links, rank), int(link))
+        return self.compare(Compare.NE, word, 0)
+
+    def linked(self, rank: Value, link: Link, body: Callable[[], None]) -> None:
+        """body() where there is such a link: everywhere, unless the mailbox has links of its own."""
+        if self.links is None:
+            body()
+        else:
+            self.when(self.has(rank, link), body)
+
+    def linked_peers(self, link: Link, body: Callable[[Value], None]) -> None:
+        self.peers(self.arrived, lambda rank: self.linked(rank, link, lambda: body(rank)))
 
     def expand(self, op: Op, state: _State, replacements: dict[Value, Value]) -> _State:
         """Emits what `op` means in `state`; returns the state after it."""
         if isinstance(op, ops.BoxPost):
             r = self.begin()
-            self.peers(self.arrived, lambda rank: self.deliver(r, op.operands[1], rank))
-            self.put(r, op.operands[1], self.me)
+            self.linked_peers(Link.SENDS, lambda rank: self.deliver(r, op.operands[1], rank))
+            self.linked(self.me, Link.SENDS, lambda: self.put(r, op.operands[1], self.me))
             self.close(r)
             return replace(state, outstanding=state.outstanding + 1)
         if isinstance(op, ops.BoxPut):
             r = self.known(op, state.posting, "an open round")
             self.check_rank(op.operands[2], self.arrived, name_of(self.box))
+            self.check_receiver(op.operands[2])
             self.put(r, op.operands[1], op.operands[2])
             return state
         if isinstance(op, ops.BoxFlush):
             r = self.known(op, state.posting, "an open round")
-            self.peers(self.arrived, lambda rank: self.announce(r, rank))
+            self.linked_peers(Link.SENDS, lambda rank: self.announce(r, rank))
             self.close(r)
             return replace(state, outstanding=state.outstanding + 1, posting=None)
         if isinstance(op, ops.BoxCollect):
@@ -158,7 +179,9 @@ class _Box(Emitter):
             last_use = self.shifted(self.add(self.sub(r.epoch, self.type.depth), 1))
             freed = self.at(self.field(self.box, "freed"), self.me)
             what = f"{name_of(self.box)} (slot given back)"
-            self.peers(self.arrived, lambda rank: self.wait(freed, last_use, r.channel, rank, what=what))
+            self.linked_peers(
+                Link.SENDS_ACKNOWLEDGED, lambda rank: self.wait(freed, last_use, r.channel, rank, what=what)
+            )
         return r
 
     def shifted(self, epoch: Value) -> Value:
@@ -175,6 +198,13 @@ class _Box(Emitter):
         self.put(r, tile, rank)
         self.announce(r, rank)
 
+    def check_receiver(self, rank: Value) -> None:
+        """A put goes along a link; elsewhere nobody would collect it."""
+        if self.links is not None:
+            message = f"{name_of(self.box)}: a put to a rank that does not receive from this one"
+            operands = self.has(rank, Link.SENDS), rank, self.num_ranks(self.arrived)
+            self.b.emit(ops.Check, operands, kind=CheckKind.BOUNDS, message=message)
+
     def put(self, r: _Round, tile: Value, rank: Value) -> None:
         """Writes a tile, and the signature beside it, into this rank's slot on `rank`."""
         data = self.field(self.box, "data")
@@ -188,7 +218,7 @@ class _Box(Emitter):
 
     def mark_empty(self, r: _Round) -> None:
         word = self.binary(Binary.OR, self.signature(), EMPTY)
-        self.peers(self.arrived, lambda rank: self.sign(r, word, rank))
+        self.linked_peers(Link.SENDS, lambda rank: self.sign(r, word, rank))
         self.sign(r, word, self.me)
 
     def announce(self, r: _Round, rank: Value) -> None:
@@ -204,6 +234,20 @@ class _Box(Emitter):
     # -- collecting
 
     def take(self, r: _Round, source: Value) -> tuple[Value, Value]:
+        """The tile of `source` and whether there is one: not without a link, nor in a round that left it empty."""
+        if self.links is None:
+            return self.arrival_of(r, source)
+        then, other = Block(), Block()
+        with self.b.at(then):
+            self.b.emit(ops.Yield, self.arrival_of(r, source))
+        with self.b.at(other):
+            self.b.emit(ops.Yield, (self.no_tile(), self.b.value(ops.Const, (), BOOL, value=False)))
+        types = TileType(self.type.dtype, self.type.tile_shape), BOOL
+        op = self.b.emit(ops.If, (self.has(source, Link.RECEIVES),), types, (then, other))
+        return op.results[0], op.results[1]
+
+    def arrival_of(self, r: _Round, source: Value) -> tuple[Value, Value]:
+        """Waits for the round of `source`, compares signatures, loads the tile."""
         name = name_of(self.box)
         self.wait(self.at(self.arrived, self.me), self.shifted(self.add(r.epoch, 1)), r.channel, source, what=name)
         signed = self.load(self.at(self.field(self.box, "signatures"), self.me), r.row, source)
@@ -236,18 +280,23 @@ class _Box(Emitter):
         with self.b.at(then):
             self.b.emit(ops.Yield, (self.tile(r, source),))
         with self.b.at(other):
-            t = TileType(self.type.dtype)
-            value = 0.0 if t.dtype.is_float else False if t.dtype.is_bool else 0
-            zero = self.b.value(ops.Const, (), t, value=value)
-            shape = TileType(self.type.dtype, self.type.tile_shape)
-            self.b.emit(ops.Yield, (self.b.value(ops.Broadcast, (zero,), shape),))
+            self.b.emit(ops.Yield, (self.no_tile(),))
         t = TileType(self.type.dtype, self.type.tile_shape)
         return self.b.emit(ops.If, (present,), (t,), (then, other)).result
+
+    def no_tile(self) -> Value:
+        t = TileType(self.type.dtype)
+        value = 0.0 if t.dtype.is_float else False if t.dtype.is_bool else 0
+        zero = self.b.value(ops.Const, (), t, value=value)
+        return self.b.value(ops.Broadcast, (zero,), TileType(self.type.dtype, self.type.tile_shape))
 
     def acknowledge(self, r: _Round) -> None:
         """Gives every source its slot back."""
         freed, word = self.field(self.box, "freed"), self.shifted(self.add(r.epoch, 1))
-        self.peers(self.arrived, lambda rank: self.release(self.at(freed, rank), word, r.channel, self.me))
+        self.linked_peers(
+            Link.RECEIVES_ACKNOWLEDGED,
+            lambda rank: self.release(self.at(freed, rank), word, r.channel, self.me),
+        )
 
 
 _MAILBOX_OPS: Final = (

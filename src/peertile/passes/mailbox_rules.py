@@ -55,7 +55,7 @@ _UNEQUAL: Final[dict[type[Op], str]] = {
 def check_mailbox_rules(kernel: Kernel, *, posts_ahead: int = 1) -> None:
     """Raise CompileError, with the line, for the first mailbox operation that breaks a rule.
 
-    `posts_ahead` is w: how many rounds may be posted and not collected.
+    `posts_ahead` is w: how many rounds may be posted and not collected, unless the mailbox allows more.
     """
     if not any(isinstance(v.type, MailboxType) for v in kernel.params):
         return
@@ -174,11 +174,13 @@ class _States:
                         state.last,
                         "the round begins here",
                     )
-                if state.outstanding >= self.posts_ahead:
+                assert isinstance(box.type, MailboxType)
+                ahead = max(self.posts_ahead, box.type.posts_ahead)
+                if state.outstanding >= ahead:
                     self.fail(
                         box,
                         op,
-                        f"{verb} with {state} (rule B1): expected fewer than {self.posts_ahead}; "
+                        f"{verb} with {state} (rule B1): expected fewer than {ahead}; "
                         f"collect first, with `for part in {name}.collect():`",
                         state.last,
                         "the round that is outstanding was posted here",

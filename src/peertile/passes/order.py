@@ -84,10 +84,13 @@ def _disjoint(a: Op, b: Op) -> bool:
 
 
 def _place(op: Op) -> tuple[object, list[Value]]:
-    if isinstance(op, ops.Load):
+    if isinstance(op, ops.Load | ops.TileLoad):
         return getattr(op.result.type, "shape", None), op.operands[1:]
-    if isinstance(op, ops.Store | ops.TileAtomic):
+    if isinstance(op, ops.Store | ops.TileAtomic | ops.TileStore | ops.AsyncStore):
         return getattr(op.operands[1].type, "shape", None), op.operands[2:]
+    if isinstance(op, ops.Gather | ops.Scatter):
+        # Its indices are not known: no two places of it are known to differ.
+        return op, []
     # Words count elements: None stands for the shape of one.
     return None, op.operands[1 if isinstance(op, ops.WordLoad) else 2 :]
 

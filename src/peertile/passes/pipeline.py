@@ -11,6 +11,7 @@ from peertile.passes.bounds import decide_bounds
 from peertile.passes.mailbox import expand_mailboxes
 from peertile.passes.mailbox_rules import check_mailbox_rules
 from peertile.passes.order import order_memory
+from peertile.passes.polls import suspend_polls
 from peertile.passes.protocols import expand_signals
 from peertile.passes.simplify import simplify
 
@@ -21,6 +22,8 @@ _PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
     # carries its own checks, and must not be counted among the user's accesses.
     expand_mailboxes,
     expand_signals,
+    # After the protocols, whose waits suspend by themselves: only loops written by hand are left to find.
+    suspend_polls,
     # Bounds before simplification: provenance is read from the shapes that the frontend writes, and
     # the checks that it adds are then folded and shared like everything else.
     decide_bounds,

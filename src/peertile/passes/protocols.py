@@ -213,13 +213,33 @@ def _barrier_sync(e: Emitter, op: Op) -> None:
 
 def _meet(e: Emitter, barrier: Value, row: Value) -> None:
     """Row `row` of all ranks arrives and leaves."""
+    _arrive(e, barrier, row)
+    _leave(e, barrier, row)
+
+
+def _arrive(e: Emitter, barrier: Value, row: Value) -> None:
+    """Tells every rank; the epoch counts on only when it is waited for, so both halves find the same one."""
     arrived, passed = e.field(barrier, "arrived"), e.field(barrier, "passed")
-    zero, me = e.const(0), e.rank(arrived)
-    epoch = e.add(e.load(passed, row, zero), 1)
+    epoch = e.add(e.load(passed, row, e.const(0)), 1)
+    me = e.rank(arrived)
     e.peers(arrived, lambda rank: e.release(e.at(arrived, rank), epoch, row, me))
-    mine = e.at(arrived, me)
+
+
+def _leave(e: Emitter, barrier: Value, row: Value) -> None:
+    arrived, passed = e.field(barrier, "arrived"), e.field(barrier, "passed")
+    zero = e.const(0)
+    epoch = e.add(e.load(passed, row, zero), 1)
+    mine = e.at(arrived, e.rank(arrived))
     e.peers(arrived, lambda rank: e.wait(mine, epoch, row, rank, what=name_of(barrier)))
     e.store(passed, epoch, row, zero)
+
+
+def _barrier_arrive(e: Emitter, op: Op) -> None:
+    _arrive(e, op.operands[0], e.program(e.kernel.grid_rank))
+
+
+def _barrier_wait(e: Emitter, op: Op) -> None:
+    _leave(e, op.operands[0], e.program(e.kernel.grid_rank))
 
 
 def _sync_programs(e: Emitter, op: Op) -> None:
@@ -240,5 +260,7 @@ _EXPANSIONS: Final[dict[type[Op], Callable[[Emitter, Op], None]]] = {
     ops.CounterAdd: _counter_add,
     ops.CounterWait: _counter_wait,
     ops.BarrierSync: _barrier_sync,
+    ops.BarrierArrive: _barrier_arrive,
+    ops.BarrierWait: _barrier_wait,
     ops.SyncPrograms: _sync_programs,
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from peertile.ir.types import Access, Partition, SymmetricType, Type, ViewType
+from peertile.ir.types import Access, Partition, Space, SymmetricType, Type, ViewType
 
 if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
@@ -43,6 +43,8 @@ class Use:
     """Peer-visible objects: kept alive, access conflicts are the program's own business (signals)."""
     channel: bool = False
     """Words of a signal, counter, barrier or mailbox: one launch at a time, one stream at a time."""
+    devices: tuple[Any, ...] = ()
+    """Devices that the storage was shared with, its own included: a launch on any of them may use it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +90,12 @@ def view_type(
     strides: tuple[int, ...],
     access: Access,
     partition: Partition | None = None,
+    space: Space = Space.LOCAL,
 ) -> Type:
     """The canonical type of a local view with these run-time facts."""
     unit, align, divisible = facts_of(address, shape, strides)
     return canonical(
-        ViewType(dtype, len(shape), access, partition=partition, unit_stride=unit, align=align, divisible=divisible)
+        ViewType(dtype, len(shape), access, space, partition, unit, align, divisible)
     )
 
 

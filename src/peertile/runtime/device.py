@@ -116,10 +116,9 @@ class Device:
         start, end = tensor.byte_range()
         raw = np.empty(end - start, np.uint8)
         self._host_copy(raw.ctypes.data, tensor.storage.address + start, raw.nbytes, "Tensor.numpy")
-        item = tensor.dtype.itemsize
-        typed = raw.view(tensor.dtype.numpy)
-        strides = tuple(s * item for s in tensor.strides)
-        view = np.lib.stride_tricks.as_strided(typed[(tensor.offset - start) // item :], tensor.shape, strides)
+        strides = tuple(s * tensor.dtype.itemsize for s in tensor.strides)
+        # Not as_strided, which goes through the dtype's name: numpy reads the one of f8e5m2 as a float of one byte.
+        view = np.ndarray(tensor.shape, tensor.dtype.numpy, raw, tensor.offset - start, strides)
         return view if tensor.is_contiguous else view.copy()
 
     def write_tensor(self, tensor: Tensor, source: np.ndarray[Any, np.dtype[Any]]) -> None:

@@ -310,6 +310,10 @@ class DriverDevice(ABC):
         `close` and in a forked child.
         """
 
+    def accessible(self, address: int, nbytes: int) -> bool:
+        """Whether programs of this device may load and store these bytes; True where the driver cannot tell."""
+        return True
+
     @abstractmethod
     def memory_stats(self) -> MemoryStats: ...
 

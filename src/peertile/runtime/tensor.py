@@ -14,10 +14,13 @@ import numpy as np
 
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import ArgumentError
-from peertile.ir.types import MAX_TENSOR_RANK, Access
+from peertile.ir.types import MAX_TENSOR_RANK, Access, Space
 from peertile.ir.types import Partition as PartitionType
 from peertile.runtime.argument import Argument, Use, pack_words, view_type
+from peertile.runtime.pointer import Pointer
+from peertile.runtime.shared import SharedTensor, share
 from peertile.runtime.storage import Storage
+from peertile.runtime.views import is_injective
 
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
@@ -131,6 +134,17 @@ class Tensor:
             )
         return self._shared
 
+    def accumulate_argument(self) -> Argument:
+        """How this tensor is passed as `T.Accumulate`: other programs of the launch update it too."""
+        start, end = self.byte_range()
+        return Argument(
+            view_type(self.dtype, self.address, self.shape, self.strides, Access.WRITE, space=Space.DEVICE),
+            pack_words((self.address, *self.shape, *self.strides)),
+            (Use(self.storage, start, end, writes=True, exclusive=True),),
+            None,
+            self.shape,
+        )
+
     def reshape(self, *shape: int) -> Tensor:
         """The same contiguous elements with another shape; shares the memory."""
         wanted = normal_shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
@@ -160,12 +174,66 @@ class Tensor:
             strides[axis] *= step
         return Tensor(self.storage, self.dtype, tuple(shape), tuple(strides), offset)
 
-    def partition(self, tile_shape: int | Sequence[int]) -> Partition:
+    def permute(self, *axes: int) -> Tensor:
+        """A view whose axis k is axis `axes[k]` of this one; shares the memory.
+
+        >>> import numpy as np, peertile as pt
+        >>> pt.asarray(np.zeros((2, 3), np.float32)).permute(1, 0).shape
+        (3, 2)
+        """
+        order = tuple(axes[0]) if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        if sorted(order) != list(range(len(self.shape))):
+            raise ArgumentError(f"permute: expected each of 0 to {len(self.shape) - 1} once, got {order}")
+        shape, strides = tuple(self.shape[k] for k in order), tuple(self.strides[k] for k in order)
+        return Tensor(self.storage, self.dtype, shape, strides, self.offset)
+
+    def strided(self, shape: int | Sequence[int], strides: int | Sequence[int]) -> Tensor:
+        """A view with any strides (elements, 0 or more) over a tensor without gaps: windows, diagonals, repeats.
+
+        Elements may be reached by several indices: such a view is read by kernels, and never partitioned.
+
+        >>> import numpy as np, peertile as pt
+        >>> pt.asarray(np.arange(6, dtype=np.int32)).strided((3, 4), (1, 1)).numpy().tolist()
+        [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
+        """
+        dims = normal_shape(shape)
+        steps = (strides,) if isinstance(strides, int) else tuple(strides)
+        if len(steps) != len(dims) or not all(isinstance(s, int) and s >= 0 for s in steps):
+            raise ArgumentError(f"strided: expected {len(dims)} strides of 0 or more, got {strides!r}")
+        if not self.is_contiguous:
+            raise ArgumentError(f"strided: expected a contiguous tensor, got strides {self.strides}; copy it first")
+        last = sum((n - 1) * s for n, s in zip(dims, steps, strict=True))
+        if prod(dims) and last >= self.size:
+            raise ArgumentError(
+                f"strided: expected elements 0 to {self.size - 1}, got up to {last} with {dims} and strides {steps}"
+            )
+        return Tensor(self.storage, self.dtype, dims, steps, self.offset)
+
+    def pointer(self) -> Pointer:
+        """The address of the first element, for a `T.Pointer` parameter of an unsafe kernel."""
+        start, end = self.byte_range()
+        if start != self.offset:
+            raise ArgumentError(f"pointer: expected strides of 0 or more, got {self.strides}")
+        return Pointer(self.storage, self.address, self.dtype, end - start)
+
+    def share_with(self, devices: Sequence[Device]) -> SharedTensor:
+        """Let kernels on other devices of this process use the tensor too, as `T.Peer`; it stays where it is."""
+        return share(self, devices)
+
+    def partition(self, tile_shape: int | Sequence[int | None] | None) -> Partition:
         """Cut into tiles of `tile_shape`, each owned by one program: the argument of `T.Exclusive`.
 
-        Extents of a tile are powers of two; the last tile of an axis may be partial, and is clipped.
+        Extents of a tile are powers of two; the last tile of an axis may be partial, and is clipped. None stands
+        for a whole axis, which one program owns: its extent up to the next power of two.
+
+        >>> import peertile as pt
+        >>> pt.empty((50, 1000), pt.f32).partition((1, None)).tile_shape
+        (1, 1024)
         """
-        shape = (tile_shape,) if isinstance(tile_shape, int | np.integer) else tuple(tile_shape)
+        shape = (tile_shape,) if isinstance(tile_shape, int | np.integer | None) else tuple(tile_shape)
+        if None in shape and len(shape) == len(self.shape):
+            whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
+            shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
         if (shape, False, 1) in self._exclusive:  # cut like this before, hence checked before
             return Partition(self, shape)
         if len(shape) != len(self.shape):
@@ -179,7 +247,16 @@ class Tensor:
                     f"partition: expected tile extents that are powers of two, got {n!r} in {shape}; "
                     "take the next power of two: partial tiles are padded on load and clipped on store"
                 )
-        return Partition(self, tuple(int(n) for n in shape))
+        distinct = is_injective(self.shape, self.strides)
+        if not distinct:
+            why = "several indices for one element"
+            if distinct is None:
+                why = "more elements than can be checked one by one"
+            raise ArgumentError(
+                f"partition: expected a view in which every index is an element of its own, got strides {self.strides} "
+                f"for shape {self.shape}, with {why}; two programs would write one place"
+            )
+        return Partition(self, tuple([int(n) for n in shape if n is not None]))
 
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A copy on the host, after everything enqueued on this tensor has completed."""

@@ -71,7 +71,7 @@ class Cell:
         self.reads: dict[int, Record] = {}
         self.strong_writes: dict[int, Record] = {}
         self.strong_reads: dict[int, Record] = {}
-        self.kind: tuple[int, Scope | None] | None = None
+        self.kind: tuple[int, Scope | None, int] | None = None
 
     def clear(self, write: Record | None) -> None:
         self.write = write
@@ -279,9 +279,11 @@ def write_weak(box: Box, clock: Mapping[int, int], record: Record) -> Conflict |
 
 
 def read_strong(
-    box: Box, clock: Mapping[int, int], record: Record, kind: tuple[int, Scope | None]
+    box: Box, clock: Mapping[int, int], record: Record, kind: tuple[int, Scope | None, int]
 ) -> Conflict | None:
     get = clock.get
+    if kind[1] is not Scope.SYSTEM:
+        kind = _narrow(kind, record)
     for cell in box.cells:
         write = cell.write
         if write is None:
@@ -291,7 +293,7 @@ def read_strong(
             return Conflict(cell, write)
         if cell.kind is None:
             cell.kind = kind
-        elif cell.kind != kind or kind[1] is not Scope.SYSTEM:
+        elif cell.kind != kind:
             found = _not_mutual(cell, cell.strong_writes, clock, record)
             if found is not None:
                 return found
@@ -300,9 +302,11 @@ def read_strong(
 
 
 def write_strong(
-    box: Box, clock: Mapping[int, int], record: Record, kind: tuple[int, Scope | None]
+    box: Box, clock: Mapping[int, int], record: Record, kind: tuple[int, Scope | None, int]
 ) -> Conflict | None:
     get = clock.get
+    if kind[1] is not Scope.SYSTEM:
+        kind = _narrow(kind, record)
     for cell in box.cells:
         write = cell.write
         if write is not None and get(write[0], 0) < write[1]:
@@ -312,7 +316,7 @@ def write_strong(
                 return Conflict(cell, other)
         if cell.kind is None:
             cell.kind = kind
-        elif cell.kind != kind or kind[1] is not Scope.SYSTEM:
+        elif cell.kind != kind:
             found = _not_mutual(cell, cell.strong_writes, clock, record)
             if found is None:
                 found = _not_mutual(cell, cell.strong_reads, clock, record)
@@ -336,6 +340,18 @@ def _not_mutual(cell: Cell, others: Mapping[int, Record], clock: Mapping[int, in
                 scope = site.scope.value if site.scope is not None else "no"
                 return Conflict(cell, other, f"the {scope} scope of {site.verb} does not include {two.where()}")
     # Only what is mixed needs this loop again: remember that the cell is.
-    cell.kind = (-1, None)
+    cell.kind = _MIXED
     return None
+
+
+_MIXED: Final = (-1, None, -1)
+
+
+def _narrow(kind: tuple[int, Scope | None, int], record: Record) -> tuple[int, Scope | None, int]:
+    """The kind of an access whose scope leaves some out: alike are those of one rank's device alone."""
+    agent = record.agent
+    assert agent is not None
+    if kind[1] is Scope.DEVICE and not agent.is_host:
+        return (kind[0], kind[1], agent.rank)
+    return (kind[0], kind[1], -2 - record.entry)
 

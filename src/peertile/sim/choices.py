@@ -18,6 +18,8 @@ class Chooser(Protocol):
     """Answers the questions of one run. `taken` holds the answers so far."""
 
     taken: list[int]
+    every: bool
+    """Whether it wants to be asked even where only one task is ready."""
 
     def task(self, ready: Sequence[Any], current: int) -> int:
         """Index into `ready` (at least two) of who goes on; `current` is where the last one was."""
@@ -42,6 +44,8 @@ class Style(Enum):
 
 class RandomChooser:
     """A schedule from a seed; the seed also draws its style."""
+
+    every = False
 
     def __init__(self, seed: int | str) -> None:
         self.random = Random(seed)
@@ -87,6 +91,8 @@ class RandomChooser:
 
 class ReplayChooser:
     """Repeats answers; beyond their end, or where one does not fit, 0."""
+
+    every = False
 
     def __init__(self, choices: Sequence[int]) -> None:
         self.choices = choices

@@ -9,8 +9,9 @@ nothing meanwhile. When nobody is ready and somebody is parked, that is a deadlo
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from peertile.sim.agents import Agent
 from peertile.sim.cells import Conflict, Record
@@ -48,20 +49,29 @@ class Task(Protocol):
         """Up to the next synchronising operation. Parked afterwards where `ready` was cleared."""
         ...
 
+    def condition(self, word: Word) -> tuple[Any, Any, int] | None:
+        """What it waits for `word` to satisfy: comparison, value, bits of a signed number; None: any change."""
+        ...
+
     def waits(self) -> Waiter | None:
         """Why it is parked, for a deadlock; None where it is idle and nobody minds."""
         ...
 
 
 class Park:
-    """The order to hold a task at its first synchronising operation after an access: what a directed run does."""
+    """The order to hold a task at its first synchronising operation after an access, which it made in epoch
+    `epoch` of its entry after `step` operations of the kind: what a directed run does."""
 
-    __slots__ = ("active", "entry", "step")
+    __slots__ = ("active", "entry", "epoch", "step")
 
-    def __init__(self, entry: int, step: int) -> None:
+    def __init__(self, entry: int, epoch: int, step: int) -> None:
         self.entry = entry
+        self.epoch = epoch
         self.step = step
         self.active = False
+
+    def holds(self, task: Any) -> bool:
+        return task.entry == self.entry and task.steps >= self.step and task.clock[task.entry] >= self.epoch
 
 
 class Machine:
@@ -94,11 +104,21 @@ class Machine:
         self.now_ns = 0
         self.park: Park | None = None
         self.current = 0
-        self.running: Task | None = None
+        self.host: Any = None
+        """The host thread that runs now, if one does."""
         self._entries: dict[tuple[object, ...], int] = {}
         self._epochs: dict[int, int] = {}
-        self.on_idle: Callable[[], bool] | None = None
-        """Called when nobody is ready; True if that changed it (a timeout that passes)."""
+        self.foresight: dict[tuple[int, int], list[tuple[int, Clock]]] = {}
+        """Adds on each word, (base, offset), that an earlier pass over the same run saw."""
+        self.waiting: dict[int, list[Task]] = {}
+        """Programs of each rank that wait for a place to run."""
+        self.residents: dict[int, int] = {}
+        self.outside: Any = None
+        """The host thread that calls from outside of `loop`, where the host is no task."""
+        self.abortable: list[Any] = []
+        """Operations that leave when their abort word is set: looked at when nobody is ready."""
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._timer_count = 0
 
     # ---------------------------------------------------------------- entries and tasks
 
@@ -137,21 +157,41 @@ class Machine:
                 self.wake(task)
             waiters.clear()
 
+    def wake_word(self, word: Word) -> None:
+        """The word has a new value: whoever waits for one like it goes on, and whoever polls it."""
+        waiters = word.waiters
+        if not waiters:
+            return
+        left: list[Task] = []
+        known: dict[Any, bool] = {}
+        for task in waiters:
+            condition = task.condition(word)
+            if condition is not None:
+                holds = known.get(condition)
+                if holds is None:
+                    holds = known[condition] = word.satisfies(*condition)
+                if not holds:
+                    left.append(task)
+                    continue
+            self.wake(task)
+        word.waiters = left
+
     # ---------------------------------------------------------------- running
 
     def loop(self, until: Callable[[], bool] | None = None) -> None:
         """Runs until nobody is ready, or until `until()`. Raises `Found` at the first fault."""
         ready = self.ready
         choose = self.chooser.task
+        every = self.chooser.every
         while True:
-            if not ready:
-                if self.on_idle is not None and self.on_idle():
-                    continue
-                return
             if until is not None and until():
                 return
+            if not ready:
+                if self._idle():
+                    continue
+                return
             n = len(ready)
-            if n == 1:
+            if n == 1 and not every:
                 k = 0
             elif self.park is None:
                 k = choose(ready, self.current if self.current < n else 0)
@@ -162,7 +202,6 @@ class Machine:
             self.steps += 1
             if self.steps > self.max_steps:
                 raise Found(self.deadlock(f"the run was longer than {self.max_steps} steps: nobody makes progress"))
-            self.running = task
             task.run()
             if not task.ready:
                 ready.pop(k)
@@ -173,7 +212,7 @@ class Machine:
     def _choose_around(self, park: Park) -> int:
         """A choice that leaves the held task alone as long as anybody else can go on."""
         ready = self.ready
-        held = [k for k, task in enumerate(ready) if task.entry == park.entry and task.steps > park.step]  # type: ignore[attr-defined]
+        held = [k for k, task in enumerate(ready) if park.holds(task)]
         if not held or len(held) == len(ready):
             return self.chooser.task(ready, self.current if self.current < len(ready) else 0)
         park.active = True
@@ -182,6 +221,24 @@ class Machine:
             return others[0]
         return others[self.chooser.task([ready[k] for k in others], 0)]
 
+    def timer(self, delay_ns: int, action: Callable[[], None]) -> int:
+        """Calls `action` once nobody is ready and the clock of the machine has come to it; its time."""
+        self._timer_count += 1
+        deadline = self.now_ns + delay_ns
+        heapq.heappush(self._timers, (deadline, self._timer_count, action))
+        return deadline
+
+    def _idle(self) -> bool:
+        """Nobody is ready: lets aborts and then the next timer act. False if nothing is left to act."""
+        if any([operation.aborted() for operation in list(self.abortable)]):
+            return True
+        if not self._timers:
+            return False
+        deadline, _, action = heapq.heappop(self._timers)
+        self.now_ns = max(self.now_ns, deadline)
+        action()
+        return True
+
     def run(self) -> None:
         """Runs to the end. Raises `Found` for a fault or a deadlock."""
         self.loop()
@@ -189,6 +246,13 @@ class Machine:
             waiters = [w for w in (task.waits() for task in self.tasks) if w is not None]
             if waiters:
                 raise Found(Deadlock(waiters=tuple(waiters)))
+
+    def unsettled(self) -> dict[tuple[int, int], list[tuple[int, Clock]]]:
+        """What the same run has to know beforehand for its waits on adds to be judged rightly; empty if nothing."""
+        words = [w for target in self.memory.objects for w in target.words.values() if w.passed]
+        if all(word.is_settled() for word in words):
+            return {}
+        return {(word.home.base, word.offset): word.adds() for word in words}
 
     def deadlock(self, why: str = "") -> Deadlock:
         """A report of whoever has not ended."""

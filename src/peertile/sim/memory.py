@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from peertile.dtypes import DType
+from peertile.dtypes import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from peertile.errors import InternalError
 from peertile.ir.types import SymmetricType, ViewType
 from peertile.sim.cells import Box, Geometry, Shadow, normal_box
@@ -26,6 +26,7 @@ FIRST_ADDRESS: Final = 1 << 56
 """Beyond every address that the host uses, so that copies tell the two apart."""
 REDZONE: Final = 4096
 _POISON: Final = 0xFB
+UNSIGNED: Final[dict[DType, DType]] = {i8: u8, i16: u16, i32: u32, i64: u64}
 
 
 class Partitions:
@@ -99,12 +100,14 @@ class Object:
             self.typed(dtype)[offset // size] = value
 
     def word(self, dtype: DType, offset: int, name: str) -> Word:
-        """The word of `dtype` at byte `offset`, with the history of its ordered accesses."""
+        """The word at byte `offset`, with the history of its ordered accesses. Integers are kept as unsigned."""
+        dtype = UNSIGNED.get(dtype, dtype)
         key = (offset, dtype)
         word = self.words.get(key)
         if word is None:
             box = self.shadow.box((offset, (), dtype.itemsize))
             word = self.words[key] = Word(name, self.rank, offset, dtype, box, self.get(dtype, offset))
+            word.home = self
             self.sizes.add(dtype.itemsize)
         elif len(self.sizes) > 1:  # the same bytes may be a word of another size too
             value = self.get(dtype, offset)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from peertile.dtypes import DType
-from peertile.meaning.numbers import apply_rmw, satisfies
+from peertile.meaning.numbers import apply_rmw
 from peertile.memory_model import Cmp, Rmw, Scope
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
@@ -22,7 +22,7 @@ from peertile.sim.memory import Object, Symmetric, View, scalar
 from peertile.sim.report import access_of
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Bounds, KernelFault, Lifetime, Waiter, WordMisuse
-from peertile.sim.words import History, Word
+from peertile.sim.words import SIGNED, History, Word
 
 if TYPE_CHECKING:
     from peertile.sim.launches import Launch
@@ -51,14 +51,15 @@ class Program(Agent):
     """One program instance: agent and task in one."""
 
     __slots__ = (
-        "at", "code", "done", "expected", "grid", "ids", "launch", "machine", "polls", "ready", "seen_before", "site",
-        "stale_count", "wrote",
+        "at", "code", "done", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready", "seen_before", "site",
+        "slot", "stale_count", "wait_place", "wrote",
     )  # fmt: skip
 
     def __init__(
         self, machine: Machine, launch: Launch, entry: int, index: int, ids: tuple[int, ...], grid: tuple[int, ...]
     ) -> None:
         super().__init__(Kind.PROGRAM, launch.rank, entry, launch.name, index)
+        self.index = index
         self.machine = machine
         self.launch = launch
         self.ids = ids
@@ -74,6 +75,8 @@ class Program(Agent):
         self.seen_before: dict[int, dict[Word, int]] = {}
         self.stale_count = 0
         self.wrote = False
+        self.wait_place = -1
+        self.slot = 0
 
     # ---------------------------------------------------------------- as a task
 
@@ -85,14 +88,23 @@ class Program(Agent):
         except StopIteration:
             self.finish()
         except ProgramFault as fault:
-            self.finish()
+            self.ready = False
             self.launch.fault(fault)
+            self.finish()
 
     def finish(self) -> None:
         self.ready = False
         self.done = True
         self.machine.end(self)
         self.launch.ended(self)
+
+    def condition(self, word: Word) -> tuple[Any, Any, int] | None:
+        if self.at is word and self.expected is not None and self.site is not None:
+            return (*self.expected, self.site.signed)
+        return None
+
+    def settle(self) -> None:
+        """At its end everything that the program did is in its clock."""
 
     def waits(self) -> Waiter | None:
         if self.ready or self.site is None:
@@ -277,7 +289,8 @@ class Program(Agent):
             self.reach(site, target, offset, offset + site.size)
             word = target.word(view.type.dtype, offset, view.name)
             word.index = index
-            word.home = target
+            if self.machine.foresight:
+                word.future = self.machine.foresight.get((target.base, offset), [])
         self.at = word
         self.site = site
         return word
@@ -296,18 +309,19 @@ class Program(Agent):
         word.take(write, self, site)
         word.note(self, k)
         self.polls[word] = k
-        return write.value
+        return site.seen(write.value)
 
     def store_word(self, site: Site, word: Word, value: Any) -> None:
         self.wrote = True
         self.check_strong(site, word, write_strong)
         history = word.history
+        value = site.kept(value)
         word.store(value, self, site)
         if history is History.ADDS and word.history is History.OTHER:
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, value)
         word.note(self, len(word.writes) - 1)
-        self.machine.wake_all(word.waiters)
+        self.machine.wake_word(word)
 
     def rmw_word(self, site: Site, word: Word, value: Any, rmw: Rmw) -> Any:
         self.check_strong(site, word, read_strong)
@@ -315,7 +329,7 @@ class Program(Agent):
         last = word.writes[-1]
         old = last.value
         word.take(last, self, site)
-        new = _combine(rmw, old, value, word.dtype)
+        new = site.kept(_combine(rmw, site.seen(old), value, SIGNED[word.dtype] if site.signed else word.dtype))
         history = word.history
         word.update(new, self, site, rmw is Rmw.ADD)
         if history is History.CHAIN and rmw is Rmw.ADD:
@@ -323,30 +337,31 @@ class Program(Agent):
         word.home.set(word.dtype, word.offset, new)
         if new != old:
             self.wrote = True
-            self.machine.wake_all(word.waiters)
+            self.machine.wake_word(word)
         elif word.history is History.OTHER and len(word.writes) > 1:
             # A value that came and stayed is one write for whoever polls: the loop makes no progress.
             del word.writes[-2]
         k = len(word.writes) - 1
         word.note(self, k)
         self.polls[word] = k
-        return old
+        return site.seen(old)
 
     def cas_word(self, site: Site, word: Word, compare: Any, value: Any) -> Any:
         self.check_strong(site, word, read_strong)
         last = word.writes[-1]
         old = last.value
         word.take(last, self, site)
-        if _bits(old, word.dtype) == _bits(compare, word.dtype):
+        if _bits(old, word.dtype) == _bits(site.kept(compare), word.dtype):
             self.check_strong(site, word, write_strong)
             self.wrote = True
+            value = site.kept(value)
             word.update(value, self, site, False)
             word.home.set(word.dtype, word.offset, value)
-            self.machine.wake_all(word.waiters)
+            self.machine.wake_word(word)
         k = len(word.writes) - 1
         word.note(self, k)
         self.polls[word] = k
-        return old
+        return site.seen(old)
 
     def check_strong(self, site: Site, word: Word, check: Any) -> None:
         target = word.home
@@ -372,8 +387,7 @@ class Program(Agent):
 
     def blocked(self, site: Site, word: Word, cmp: Cmp, expected: Any) -> bool:
         """Whether a wait has to go on waiting; if so it is parked at the word."""
-        value = word.writes[-1].value
-        if satisfies(cmp, value, expected, word.dtype):
+        if word.satisfies(cmp, expected, site.signed):
             return False
         self.expected = (cmp, expected)
         self.site = site
@@ -425,7 +439,7 @@ def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
                 word.disturb(value, agent, site)
             if word.waiters:
                 machine: Machine = word.waiters[0].machine
-                machine.wake_all(word.waiters)
+                machine.wake_word(word)
 
 
 def _bits(value: Any, dtype: DType) -> bytes:

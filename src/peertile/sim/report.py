@@ -64,7 +64,16 @@ def race_between(target: Object, found: Conflict, record: Record) -> Race:
         missing=missing,
         repair=repair,
         why=found.why,
+        origin=_origin(earlier),
     )
+
+
+def _origin(record: Record) -> tuple[int, int, int]:
+    agent = record.agent
+    parent = getattr(agent, "parent", None)
+    if parent is not None:  # a strand runs as part of its program
+        return parent.entry, 0, record.step
+    return record.entry, record.epoch, record.step
 
 
 def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peertile.memory_model import Order, Proxy, Scope
 from peertile.source import Loc
@@ -40,10 +40,21 @@ class Site:
     loc: Loc | None = None
     proxy: Proxy = Proxy.GENERIC
     code: str = ""
-    kind: tuple[int, Scope | None] = field(init=False)
+    signed: int = 0
+    """Bits of a signed integer that the access sees: words hold unsigned numbers. 0: it sees them as they are."""
+    kind: tuple[int, Scope | None, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kind = (self.size, self.scope)
+        self.kind = (self.size, self.scope, -1)
+
+    def seen(self, value: Any) -> Any:
+        """A word's number as this place sees it."""
+        bits = self.signed
+        return value - (1 << bits) if bits and value >> bits - 1 else value
+
+    def kept(self, value: Any) -> Any:
+        """A number of this place as a word keeps it."""
+        return value & ((1 << self.signed) - 1) if self.signed else value
 
     @property
     def verb(self) -> str:

@@ -19,7 +19,6 @@ from peertile.ir import ops
 from peertile.ir.core import Block, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Compare, Unary
 from peertile.ir.types import PointerType, SymmetricType, TileType, ViewType
-from peertile.meaning.accesses import _PADDING
 from peertile.meaning.registry import MEANINGS
 from peertile.meaning.tiles import delinearize
 from peertile.memory_model import Order
@@ -39,6 +38,13 @@ class Translation:
     unsafe: bool
 
 
+_PADDING: Final = {
+    ops.Padding.ZERO: 0.0,
+    ops.Padding.NEG_ZERO: -0.0,
+    ops.Padding.NAN: np.nan,
+    ops.Padding.INF: np.inf,
+    ops.Padding.NEG_INF: -np.inf,
+}
 _STRONG_READS: Final = (ops.WordLoad, ops.WordRmw, ops.PtrLoad, ops.PtrRmw, ops.PtrCas)
 
 
@@ -144,7 +150,8 @@ class _Translator:
         name = self.root(target)
         if isinstance(t, PointerType):
             name = f"memory behind {name}"
-        return self.constant(Site(verb, name, size, order, scope, op.loc), "S")
+        signed = t.dtype.bits if isinstance(t, ViewType | PointerType) and t.dtype.is_int and t.dtype.min < 0 else 0
+        return self.constant(Site(verb, name, size, order, scope, op.loc, signed=signed), "S")
 
     def place(self, op: Op, kind: str, message: str, what: str = "") -> int:
         self.places.append(Place(op.loc, message, what, kind))
@@ -419,6 +426,7 @@ class _Translator:
         place = self.place(op, "wait", "", op.attrs["what"] or self.root(op.operands[0]))
         self.emit(f"P.wait_place = {place}")
         self.emit(f"w = P.word({site}, {view}, {self._tuple(op.operands[2:])})")
+        self.emit(f"P.expected = ({cmp}, {expected})")
         self.emit("yield")
         self.emit(f"while P.blocked({site}, w, {cmp}, {expected}): yield True")
         self.emit(f"{self.name(op.result)} = P.pass_wait({site}, w, {cmp}, {expected})")

@@ -171,6 +171,8 @@ class Race(Verdict):
     missing: str
     repair: str
     why: str = ""
+    origin: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
+    """Entry, epoch and step of the earlier access, for a directed run."""
     kind: VerdictKind = field(init=False, default=VerdictKind.RACE)
 
     @property

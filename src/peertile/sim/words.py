@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from peertile.dtypes import DType
+from peertile.dtypes import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from peertile.meaning.numbers import satisfies
 from peertile.memory_model import Cmp, Scope
 from peertile.sim.agents import Denied
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from peertile.sim.cells import Box
     from peertile.sim.sites import Site
 
-__all__ = ["History", "Rule", "Word", "Write"]
+__all__ = ["SIGNED", "History", "Rule", "Word", "Write"]
+
+
+SIGNED: Final[dict[DType, DType]] = {u8: i8, u16: i16, u32: i32, u64: i64}
 
 
 class Rule(Enum):
@@ -70,7 +73,8 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "history", "home", "index", "mask", "name", "offset", "rank", "start", "waiters", "writes",
+        "box", "dtype", "floors", "future", "history", "home", "index", "mask", "name", "offset", "passed", "rank", "start",
+        "waiters", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
@@ -86,6 +90,10 @@ class Word:
         self.floors: dict[int, list[tuple[int, int]]] = {}
         self.history = History.NONE
         self.waiters: list[Any] = []
+        self.future: list[tuple[int, Clock]] = []
+        """Adds that an earlier pass over the same run saw: (weight, released)."""
+        self.passed: list[tuple[int, int, int, Clock]] = []
+        """Waits on adds: adds posted by then, entry and epoch of the waiter, what it acquired."""
         self.home: Any = None
         """The object that it lies in."""
 
@@ -98,6 +106,13 @@ class Word:
         """The word for people: "ready.arrived[0, 1] on rank 1"."""
         index = f"[{', '.join(map(str, self.index))}]" if self.index else f" at byte {self.offset}"
         return f"{self.name}{index} on rank {self.rank}"
+
+    def satisfies(self, cmp: Cmp, expected: Any, signed: int = 0) -> bool:
+        """Whether the newest value compares so; `signed` is the bits of a signed number, 0 for others."""
+        value = self.writes[-1].value
+        if not signed:
+            return satisfies(cmp, value, expected, self.dtype)
+        return satisfies(cmp, value - (1 << signed) if value >> signed - 1 else value, expected, SIGNED[self.dtype])
 
     # ---------------------------------------------------------------- writes
 
@@ -221,42 +236,66 @@ class Word:
         k = last
         if rule is Rule.EVENT and cmp is not Cmp.NE and cmp is not Cmp.LE and cmp is not Cmp.LT:
             if self.history is History.CHAIN:
-                dtype = self.dtype
-                while k > 0 and satisfies(cmp, writes[k - 1].value, expected, dtype):
+                dtype = self.dtype if not site.signed else SIGNED[self.dtype]
+                while k > 0 and satisfies(cmp, site.seen(writes[k - 1].value), expected, dtype):
                     k -= 1
             elif self.history is History.ADDS and cmp is not Cmp.EQ:
                 self._take_necessary(cmp, expected, agent, site)
                 self.note(agent, last)
-                return writes[last].value
+                return site.seen(writes[last].value)
         if k:
             self.take(writes[k], agent, site)
         self.note(agent, k)
-        return writes[last].value
+        return site.seen(writes[last].value)
 
     def _take_necessary(self, cmp: Cmp, expected: Any, agent: Agent, site: Site) -> None:
         """On a word of adds: acquires what no choice of sufficient adds could have left out."""
-        need = int(expected) - int(self.start) + (cmp is Cmp.GT)
+        need = int(expected) - int(site.seen(self.start)) + (cmp is Cmp.GT)
         if cmp is Cmp.AT_LEAST:
             need = (need & self.mask) - ((need & (self.mask + 1 >> 1)) << 1)
-        adds: list[tuple[int, Clock]] = []
-        before = int(self.start)
-        for write in self.writes[1:]:
-            weight = (int(write.value) - before) & self.mask
-            before = int(write.value)
-            usable = write.own is not None and (
-                write.agent is agent
-                or (_reaches(write.scope, write.agent, agent) and site.reaches(agent, write.agent))
-            )
-            adds.append((weight, write.own if usable and write.own is not None else {}))
+        adds = self.adds(agent, site)
         if not adds or need <= 0:
             return
+        epoch = agent.clock[agent.entry]
+        count = len(adds)
+        # Adds that were still to come when this wait passed could have let it pass too, unless they follow it.
+        adds += [add for add in self.future[count:] if add[1].get(agent.entry, 0) < epoch]
         found = necessary(adds, need)
+        self.passed.append((count, agent.entry, epoch, found))
         if site.order.acquires:
             join(agent.clock, found)
         elif agent.pending is None:
             agent.pending = found
         else:
             join(agent.pending, found)
+
+    def adds(self, reader: Agent | None = None, site: Site | None = None) -> list[tuple[int, Clock]]:
+        """Weight and released clock of each add so far; no clock where scopes leave `reader` out."""
+        found: list[tuple[int, Clock]] = []
+        before = int(self.start)
+        for write in self.writes[1:]:
+            weight = (int(write.value) - before) & self.mask
+            before = int(write.value)
+            released = write.own
+            if released is not None and reader is not None and write.agent is not None and write.agent is not reader:
+                assert site is not None
+                if not (_reaches(write.scope, write.agent, reader) and site.reaches(reader, write.agent)):
+                    released = None
+            found.append((weight, released if released is not None else {}))
+        return found
+
+    def is_settled(self) -> bool:
+        """Whether no add that came after a wait passed could have let it pass: else look again, knowing all adds."""
+        if not self.passed:
+            return True
+        adds = self.adds()
+        for count, entry, epoch, acquired in self.passed:
+            for _, released in adds[count:]:
+                if released.get(entry, 0) >= epoch:
+                    continue
+                if any(released.get(e, 0) < c for e, c in acquired.items()):
+                    return False
+        return True
 
 
 def _reaches(scope: Scope | None, writer: Agent | None, reader: Agent) -> bool:

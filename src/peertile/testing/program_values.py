@@ -22,7 +22,7 @@ from peertile.ir.core import Builder, Op, Value
 from peertile.ir.ops import Binary, Compare, Fold, Rounding, Unary
 from peertile.ir.types import INDEX, TileType
 
-__all__ = ["INTS", "LIMIT", "MATH", "V", "Values"]
+__all__ = ["EPS", "INTS", "LIMIT", "MATH", "V", "Values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class V:
         return self.type.dtype
 
 
-_EPS: Final = {"f8e4m3": 2.0**-3, "f8e5m2": 2.0**-2, "f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
+EPS: Final = {"f8e4m3": 2.0**-3, "f8e5m2": 2.0**-2, "f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
 LIMIT: Final = {"f8e4m3": 16.0, "f8e5m2": 16.0, "f16": 512.0, "bf16": 4096.0, "f32": 1e5, "f64": 1e5}
 """Magnitudes beyond these are clamped before they are used."""
 MATH: Final = (f16, bf16, f32, f64)
@@ -72,6 +72,10 @@ class Values:
         """Depth of loops whose carried values must stay fixed to the bit."""
         self.named: dict[str, Value] = {}
         """Parameters by name."""
+
+    def moving(self) -> list[Callable[[], V | None]]:
+        """Further statements, which may stand anywhere."""
+        return []
 
     def more(self) -> list[Callable[[], V | None]]:
         """Further statements, where they may stand."""
@@ -158,7 +162,7 @@ class Values:
             return V(self.emit(ops.Cast, (v.value,), t, **attrs))
         if v.dtype in MATH:
             v = self.clamp(v, LIMIT[d.name])
-        error = v.error + _EPS[d.name] * v.magnitude * 2 if v.error else 0.0
+        error = v.error + EPS[d.name] * v.magnitude * 2 if v.error else 0.0
         return V(self.emit(ops.Cast, (v.value,), t, **attrs), v.magnitude * 1.25, error)
 
     def from_int(self, v: V, t: TileType) -> V:
@@ -178,6 +182,8 @@ class Values:
             makers: list[Callable[[], V | None]] = [
                 self.arithmetic, self.arithmetic, self.integer, self.integer, self.function, self.comparison,
                 self.selection, self.conversion, self.shape, self.reduction, self.constant, self.fused,
+                self.function,
+                *self.moving(),
             ]  # fmt: skip
             if not self.fixed_only:
                 makers += [self.matmul, *self.more()]
@@ -198,7 +204,7 @@ class Values:
         if found is None:
             return None
         a, b = found
-        eps = _EPS[a.dtype.name]
+        eps = EPS[a.dtype.name]
         fn = self.r.choice(
             [Binary.ADD, Binary.SUB, Binary.MUL, Binary.DIV, Binary.MIN, Binary.MAX, Binary.ATAN2, Binary.POW]
         )
@@ -233,7 +239,7 @@ class Values:
         positive = V(self.emit(ops.UnaryOp, (v.value,), v.type, fn=Unary.ABS), v.magnitude, v.error)
         one = self.const(1, v.type)
         value = self.emit(ops.BinaryOp, (positive.value, one.value), v.type, fn=Binary.ADD)
-        error = v.error + _EPS[v.dtype.name] * (v.magnitude + 1) if v.error else 0.0
+        error = v.error + EPS[v.dtype.name] * (v.magnitude + 1) if v.error else 0.0
         return V(value, v.magnitude + 1, error)
 
     def integer(self) -> V | None:
@@ -251,7 +257,7 @@ class Values:
         v = self.pick(lambda v: v.dtype in MATH)
         if v is None:
             return None
-        eps = _EPS[v.dtype.name]
+        eps = EPS[v.dtype.name]
         choices = [*_BOUNDED, *_POSITIVE, Unary.NEG, Unary.ABS, Unary.FLOOR, Unary.CEIL, Unary.ROUND]
         fn = self.r.choice(choices)
         if fn in (Unary.NEG, Unary.ABS):
@@ -281,7 +287,7 @@ class Values:
             return None
         error = a.error * b.magnitude + b.error * a.magnitude + c.error
         if error:
-            error += _EPS[a.dtype.name] * magnitude
+            error += EPS[a.dtype.name] * magnitude
         return V(self.emit(ops.Fma, (a.value, b.value, c.value), a.type), magnitude, error)
 
     def comparison(self) -> V | None:
@@ -348,11 +354,11 @@ class Values:
         elif v.dtype.is_float and fn is Fold.MUL:
             v = self.clamp(v, 1.25)
             magnitude = 1.25**n
-            error = n * magnitude * (v.error + 2 * _EPS[v.dtype.name])
+            error = n * magnitude * (v.error + 2 * EPS[v.dtype.name])
         elif v.dtype.is_float and fn is Fold.ADD:
             # Narrow floats are summed in f32 and rounded at the end.
             magnitude = n * v.magnitude
-            error = n * v.error + magnitude * (2 * _EPS[v.dtype.name] + n * _EPS["f32" if v.dtype.bits < 64 else "f64"])
+            error = n * v.error + magnitude * (2 * EPS[v.dtype.name] + n * EPS["f32" if v.dtype.bits < 64 else "f64"])
         t = v.type.with_shape(v.type.shape[:axis] + v.type.shape[axis + 1 :])
         return V(self.emit(ops.Reduce, (v.value,), t, fn=fn, axis=axis), magnitude, error)
 
@@ -369,4 +375,4 @@ class Values:
             return V(value)
         magnitude = k * a.magnitude * b.magnitude + c.magnitude
         error = k * (a.error * b.magnitude + b.error * a.magnitude) + c.error
-        return V(value, magnitude, error + (k + 2) * _EPS[acc.name] * magnitude)
+        return V(value, magnitude, error + (k + 2) * EPS[acc.name] * magnitude)

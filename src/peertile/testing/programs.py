@@ -22,7 +22,8 @@ from peertile.ir.core import Block, Builder, Kernel, Op, Value
 from peertile.ir.ops import Binary, Compare, Padding
 from peertile.ir.types import BOOL, INDEX, Access, Partition, Space, TileType, Type, ViewType
 from peertile.memory_model import Order, Rmw, Scope
-from peertile.testing.program_values import INTS, LIMIT, MATH, V, Values
+from peertile.testing.program_folds import Folds
+from peertile.testing.program_values import INTS, LIMIT, MATH, V
 
 __all__ = ["RandomKernel", "differences", "random_kernel"]
 
@@ -62,13 +63,15 @@ def random_kernel(seed: int) -> RandomKernel:
     return _Maker(seed).make()
 
 
-class _Maker(Values):
+class _Maker(Folds):
     def __init__(self, seed: int) -> None:
         # The body needs the types of the parameters, which are drawn first.
         super().__init__(seed, Builder(Block()))
         self.seed = seed
         self.params: list[tuple[str, Type, Callable[[np.random.Generator], Any]]] = []
         self.tolerance: dict[str, float] = {}
+        self.word_bound = 4.0
+        """Magnitude of this program's word, where it is a float."""
 
     # -- parameters and the frame of the kernel
 
@@ -141,7 +144,7 @@ class _Maker(Values):
         self.pool.append(V(self.named["f"], 2.0))
         self.pool.append(self.broadcast(V(self.named["f"], 2.0), self.tile))
         self.pool.append(self.broadcast(V(self.named["n"]), self.tile))
-        self.statements(r.randint(4, 14))
+        self.statements(r.randint(5, 16))
         if r.random() < 0.2:
             self.leave_early()
         self.store_tile(index)
@@ -211,10 +214,30 @@ class _Maker(Values):
     def word(self) -> V | None:
         load = ops.WordLoad
         v = self.b.value(load, (self.named["w"], self.program), TileType(self.words), order=Order.WEAK, scope=None)
-        return V(v, 4.0 if self.words.is_float else 0.0)
+        return V(v, self.word_bound if self.words.is_float else 0.0)
+
+    def update_word(self) -> V | None:
+        """An atomic update of this program's own word: nobody else's comes between."""
+        d = self.words
+        kinds = [Rmw.ADDF, Rmw.MIN, Rmw.MAX, Rmw.XCHG] if d.is_float else [k for k in Rmw if k is not Rmw.ADDF]
+        v, kind = self.convert(self.fixed(()), d), self.r.choice(kinds)
+        if d.is_float:
+            v = self.plus_one(self.clamp(v, 3.0))  # no zeros of both signs
+        order = self.r.choice([Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL])
+        old = self.b.value(
+            ops.WordRmw,
+            (self.named["w"], v.value, self.program),
+            TileType(d),
+            rmw=kind,
+            order=order,
+            scope=Scope.DEVICE,
+        )
+        before = self.word_bound
+        self.word_bound = before + v.magnitude if kind is Rmw.ADDF else max(before, v.magnitude)
+        return V(old, before if d.is_float else 0.0)
 
     def more(self) -> list[Callable[[], V | None]]:
-        return [self.counted, self.polled, self.branch, self.word]
+        return [self.counted, self.polled, self.branch, self.word, self.update_word]
 
     # -- control flow
 

@@ -19,8 +19,10 @@ import numpy as np
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.layout import LaunchContext, LaunchLayout
 from peertile.backends.cuda.triton_compile import written
+from peertile.dtypes import f32, f64
 from peertile.ir.core import Kernel
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
+from peertile.meaning.numbers import fma
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 LIBRARY = {
@@ -82,12 +84,17 @@ def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[
     function = getattr(module, emitted.entry).rewrite()
     params = [_param(tl, interpreter, p.type, w) for p, w in zip(emitted.parameters, words, strict=False)]
     scope = interpreter._patch_lang(function)
+    assert scope is not None, (
+        f"expected triton 3.6 or newer, whose interpreter can be left again, got {triton.__version__}"
+    )
     try:
         # Each call of a helper would patch everything again, our range included.
         scope.set_attr(interpreter, "_patch_lang", lambda function: None)
         scope.set_attr(tl, "range", _range(tl, interpreter))
+        scope.set_attr(tl, "sort", _sort(tl, interpreter))
         scope.set_attr(type(builder), "create_inline_asm", _asm(tl, interpreter))
         scope.set_attr(type(builder), "create_fp_to_fp", _fp_to_fp(tl, interpreter, builder))
+        scope.set_attr(type(builder), "create_fma", _fma(interpreter))
         builder.set_grid_dim(context.programs, 1, 1)
         with np.errstate(all="ignore"):
             for program in range(context.programs):
@@ -159,6 +166,15 @@ def _range(tl: Any, interpreter: Any) -> Any:
     return numbers
 
 
+def _sort(tl: Any, interpreter: Any) -> Any:
+    """Triton's own is a function that was compiled for the GPU when it was imported."""
+
+    def sort(x: Any) -> Any:
+        return tl.tensor(interpreter.TensorHandle(np.sort(x.handle.data, axis=-1), x.dtype), x.type)
+
+    return sort
+
+
 def _library(tl: Any, interpreter: Any) -> SimpleNamespace:
     def function(name: str) -> Any:
         def call(*args: Any) -> Any:
@@ -188,6 +204,16 @@ def _fp_to_fp(tl: Any, interpreter: Any, builder: Any) -> Any:
         return own(self, src, to, rounding)
 
     return convert
+
+
+def _fma(interpreter: Any) -> Any:
+    """The interpreter rounds the product; the hardware does not."""
+
+    def fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        d = f64 if x.data.dtype == np.float64 else f32
+        return interpreter.TensorHandle(np.asarray(fma(x.data, y.data, z.data, d)), x.dtype.scalar)
+
+    return fused
 
 
 # ---------------------------------------------------------------- PTX that is played

@@ -111,7 +111,8 @@ def matmul(triton_needed):
 
 def test_a_gemm_copies_in_bulk_and_multiplies_asynchronously(matmul):
     text = matmul.text["ptx"]
-    assert "cp.async.bulk.tensor.2d.shared::cluster.global" in text
+    # The name of the shared window differs between versions of triton.
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::(cluster|cta)\.global", text)
     assert "cp.async.bulk.tensor.2d.global.shared::cta" in text
     assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in text
     assert matmul.scratch_bytes == 3 * 128

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from peertile.dtypes import DType, b1
+from peertile.dtypes import DType, b1, i32
 from peertile.errors import VerifyError
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Value
@@ -131,6 +131,25 @@ def casts(d, targets):
         for i, (rounding, saturate) in enumerate(modes):
             tile = k.v(ops.Cast, x, t=TileType(o, (N,)), rounding=rounding, saturate=saturate)
             k.store(k.params[f"to_{o}"], tile, k.const(i))
+    return k.done()
+
+
+def pieces_of(d):
+    """Pieces of tiles, sorting and scans of one dtype: parameters x, i (i32), z, w (i32), n (i64)."""
+    t, others = TileType(d, (4, 16)), TileType(i32, (4, 16))
+    k = K(f"pieces_{d}", x=view(d), i=view(i32), z=view(d), w=view(i32), n=INDEX)
+    x = k.v(ops.Reshape, k.load(k.x, k.const(0), t=TileType(d, (64,))), t=t)
+    index = k.v(ops.Reshape, k.load(k.i, k.const(0), t=TileType(i32, (64,))), t=others)
+    piece = k.v(ops.Extract, x, k.n, k.const(1), t=TileType(d, (2, 4)))
+    tiles = [k.v(ops.Take, x, index, t=t, axis=axis) for axis in (0, 1)]
+    tiles.append(k.v(ops.Insert, x, piece, k.const(1), k.n, t=t))
+    for axis, descending in ((0, False), (1, True)):
+        op = k.op(ops.Sort, x, index, results=(t, others), axis=axis, descending=descending)
+        tiles.append(op.results[0])
+        moved = k.v(ops.Reshape, op.results[1], t=TileType(i32, (64,)))
+        k.store(k.w, moved, k.const(axis))
+    for n, tile in enumerate(tiles):
+        k.store(k.z, k.v(ops.Reshape, tile, t=TileType(d, (64,))), k.const(n))
     return k.done()
 
 

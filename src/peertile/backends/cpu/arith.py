@@ -14,7 +14,7 @@ from peertile.backends.cpu.text import LLVM, Function, vector
 from peertile.dtypes import DType, f32
 from peertile.ir.ops import Binary, Compare, Fold, Unary
 
-__all__ = ["FOLD_BINARY", "binary", "compare", "fma", "fold", "identity", "select", "splat", "unary"]
+__all__ = ["FOLD_BINARY", "binary", "compare", "fma", "fold", "halves", "identity", "select", "splat", "unary"]
 
 _DIRECT = {
     Unary.SQRT: "sqrt", Unary.FLOOR: "floor", Unary.CEIL: "ceil", Unary.ROUND: "roundeven", Unary.ABS: "fabs",
@@ -235,14 +235,20 @@ def identity(fn: Fold, dtype: DType) -> int | float | bool:
     return dtype.min if fn is Fold.MAX else dtype.max
 
 
+def halves(f: Function, x: str, element: str, lanes: int) -> tuple[str, str]:
+    """The lower and the upper half of a vector."""
+    if lanes == 2:
+        low, high = (f.value(f"extractelement <2 x {element}> {x}, i64 {k}") for k in (0, 1))
+        return low, high
+    return _part(f, x, element, lanes // 2, 0, 2), _part(f, x, element, lanes // 2, 1, 2)
+
+
 def fold(f: Function, library: Library, fn: Fold, dtype: DType, lanes: int, x: str) -> str:
     """Folds the lanes of one vector by halves; a fixed order."""
     element = LLVM[dtype.name]
     while lanes > 1:
         half = lanes // 2
-        low, high = _part(f, x, element, half, 0, 2), _part(f, x, element, half, 1, 2)
-        if half == 1:
-            low, high = (f.value(f"extractelement <2 x {element}> {x}, i64 {k}") for k in (0, 1))
+        low, high = halves(f, x, element, lanes)
         (x,) = binary(f, library, FOLD_BINARY[fn], dtype, half, [low], [high])
         lanes = half
     return x

@@ -10,7 +10,20 @@ import re
 
 from peertile.backends.binary import Binary
 from peertile.backends.cache import DiskCache, default_cache, key_of
-from peertile.backends.cpu import control, elementwise, jit, memory, mma, output, pointers, words
+from peertile.backends.cpu import (
+    combine,
+    control,
+    elementwise,
+    jit,
+    memory,
+    mma,
+    output,
+    pieces,
+    pointers,
+    sorting,
+    views,
+    words,
+)
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric
 from peertile.backends.cpu.nodes import ScalarNode, View
 from peertile.backends.cpu.target import CpuTarget, host_target
@@ -22,7 +35,7 @@ from peertile.ir.types import ObjectType, PointerType, Space, SymmetricType, Til
 
 __all__ = ["compile_kernel", "lower_to_text"]
 
-RULES = (control, elementwise, memory, mma, output, pointers, words)
+RULES = (combine, control, elementwise, memory, mma, output, pieces, pointers, sorting, views, words)
 """Modules that register lowerings when they are imported."""
 _PLACEHOLDER = "peertile_entry"
 PROMISE_OFFSET = 64
@@ -95,7 +108,8 @@ def _bind(lo: Lowering, params: list[Value]) -> int:
 
 def _plain(kernel: Kernel, target: CpuTarget, entry: str) -> tuple[Lowering, str, int]:
     f = Function(
-        f"define void @{entry}_range(ptr %args, ptr %ctx, i64 %begin, i64 %end, ptr %scratch) #0"
+        f"define void @{entry}_range(ptr %args, ptr %ctx, i64 %begin, i64 %end, ptr %scratch) #0",
+        target.soft_half,
     )  # fmt: skip
     lo = Lowering(kernel, target, f)
     with lo.at_entry():
@@ -124,7 +138,8 @@ def _plain(kernel: Kernel, target: CpuTarget, entry: str) -> tuple[Lowering, str
 def _waiting(kernel: Kernel, target: CpuTarget, entry: str) -> tuple[Lowering, str, int]:
     f = Function(
         f"define internal i64 @{entry}_coroutine(ptr %args, ptr %ctx, i64 %p, ptr %scratch, ptr %frame) "
-        "presplitcoroutine #0"
+        "presplitcoroutine #0",
+        target.soft_half,
     )
     f.emit("%promise = alloca [8 x i64], align 64")
     f.emit("%id = call token @llvm.coro.id(i32 64, ptr %promise, ptr null, ptr null)")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from peertile.backends.cpu.text import LLVM, Function, literal, splat_literal, vector
-from peertile.dtypes import DType, f32, f64, i8, i16, i32, u8
+from peertile.dtypes import DType, f16, f32, f64, i8, i16, i32, u8
 from peertile.ir.ops import Rounding
 
 __all__ = ["Batch", "cast", "constant", "each", "narrow", "widen"]
@@ -46,7 +46,7 @@ def widen(f: Function, x: Batch, dtype: DType, lanes: int) -> Batch:
     """f16, bf16, fp8 to f32, exactly. f32 and f64 are returned as they are."""
     v32, vf = vector("i32", lanes), vector("float", lanes)
     if dtype.name == "f16":
-        return each(f, f"fpext {vector('half', lanes)} {{}} to {vf}", x)
+        return _soft_half(f, x, lanes) if f.soft_half else each(f, f"fpext {vector('half', lanes)} {{}} to {vf}", x)
     if dtype.name == "bf16":
         z = each(f, f"zext {vector('i16', lanes)} {{}} to {v32}", x)
         z = each(f, f"shl {v32} {{}}, {constant(16, i32, lanes)}", z)
@@ -56,8 +56,7 @@ def widen(f: Function, x: Batch, dtype: DType, lanes: int) -> Batch:
         v16 = vector("i16", lanes)
         z = each(f, f"zext {vector('i8', lanes)} {{}} to {v16}", x)
         z = each(f, f"shl {v16} {{}}, {constant(8, i16, lanes)}", z)
-        h = each(f, f"bitcast {v16} {{}} to {vector('half', lanes)}", z)
-        return each(f, f"fpext {vector('half', lanes)} {{}} to {vf}", h)
+        return widen(f, each(f, f"bitcast {v16} {{}} to {vector('half', lanes)}", z), f16, lanes)
     if dtype.name == "f8e4m3":
         # Exponent and mantissa put in place give the value times 2^-120, denormals included.
         z = each(f, f"zext {vector('i8', lanes)} {{}} to {v32}", x)
@@ -83,11 +82,14 @@ def _select(f: Function, c: Batch, a: Batch, b: Batch, element: str, lanes: int)
 def narrow(f: Function, x: Batch, to: DType, lanes: int) -> Batch:
     """f32 to f16, bf16, fp8, to nearest even. f32 is returned as it is."""
     if to.name == "f16":
+        if f.soft_half:
+            bits = _to_small(f, x, to, lanes)
+            return each(f, f"bitcast {vector('i16', lanes)} {{}} to {vector('half', lanes)}", bits)
         return each(f, f"fptrunc {vector('float', lanes)} {{}} to {vector('half', lanes)}", x)
     if to.name == "bf16":
         return _to_bf16(f, x, lanes)
     if to.bits == 8:
-        return _to_fp8(f, x, to, lanes)
+        return _to_small(f, x, to, lanes)
     return x
 
 
@@ -106,13 +108,37 @@ def _to_bf16(f: Function, x: Batch, lanes: int) -> Batch:
     return each(f, f"trunc {v32} {{}} to {vector('i16', lanes)}", result)
 
 
-def _to_fp8(f: Function, x: Batch, to: DType, lanes: int) -> Batch:
+def _soft_half(f: Function, x: Batch, lanes: int) -> Batch:
+    """f16 to f32 on processors without an instruction for it, where LLVM would call a library that may be absent."""
     v32, vf, v1 = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
-    mantissa, bias, largest, nan = (3, 7, 0x7E, 0x7F) if to.name == "f8e4m3" else (2, 15, 0x7B, 0x7E)
+    h = each(f, f"bitcast {vector('half', lanes)} {{}} to {vector('i16', lanes)}", x)
+    z = each(f, f"zext {vector('i16', lanes)} {{}} to {v32}", h)
+    sign = each(f, f"and {v32} {{}}, {constant(0x8000, i32, lanes)}", z)
+    sign = each(f, f"shl {v32} {{}}, {constant(16, i32, lanes)}", sign)
+    rest = each(f, f"and {v32} {{}}, {constant(0x7FFF, i32, lanes)}", z)
+    special = each(f, f"icmp uge {v32} {{}}, {constant(0x7C00, i32, lanes)}", rest)
+    rest = each(f, f"shl {v32} {{}}, {constant(13, i32, lanes)}", rest)
+    value = each(f, f"bitcast {v32} {{}} to {vf}", rest)
+    value = each(f, f"fmul {vf} {{}}, {constant(2.0**112, f32, lanes)}", value)
+    bits = each(f, f"bitcast {vf} {{}} to {v32}", value)
+    full = each(f, f"or {v32} {{}}, {constant(0x7F800000, i32, lanes)}", rest)
+    bits = each(f, f"select {v1} {{}}, {v32} {{}}, {v32} {{}}", special, full, bits)
+    bits = each(f, f"or {v32} {{}}, {{}}", bits, sign)
+    return each(f, f"bitcast {v32} {{}} to {vf}", bits)
+
+
+# Mantissa bits, exponent bias, the code that everything larger becomes, the code of NaN.
+_SMALL = {"f8e4m3": (3, 7, 0x7E, 0x7F), "f8e5m2": (2, 15, 0x7B, 0x7E), "f16": (10, 15, 0x7C00, 0x7E00)}
+
+
+def _to_small(f: Function, x: Batch, to: DType, lanes: int) -> Batch:
+    """f32 to a small float, as its bits. fp8 saturates, f16 becomes infinite."""
+    v32, vf, v1 = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
+    mantissa, bias, largest, nan = _SMALL[to.name]
     shift = 23 - mantissa
     bits = each(f, f"bitcast {vf} {{}} to {v32}", x)
-    sign = each(f, f"lshr {v32} {{}}, {constant(24, i32, lanes)}", bits)
-    sign = each(f, f"and {v32} {{}}, {constant(0x80, i32, lanes)}", sign)
+    sign = each(f, f"lshr {v32} {{}}, {constant(32 - to.bits, i32, lanes)}", bits)
+    sign = each(f, f"and {v32} {{}}, {constant(1 << (to.bits - 1), i32, lanes)}", sign)
     size = each(f, f"and {v32} {{}}, {constant(0x7FFFFFFF, i32, lanes)}", bits)
     # Normal: round to nearest even on the bits, then move the exponent's bias.
     odd = each(f, f"lshr {v32} {{}}, {constant(shift, i32, lanes)}", size)
@@ -136,7 +162,7 @@ def _to_fp8(f: Function, x: Batch, to: DType, lanes: int) -> Batch:
     is_nan = each(f, f"icmp ugt {v32} {{}}, {constant(0x7F800000, i32, lanes)}", size)
     code = each(f, f"select {v1} {{}}, {v32} {constant(nan, i32, lanes)}, {v32} {{}}", is_nan, code)
     code = each(f, f"or {v32} {{}}, {{}}", code, sign)
-    return each(f, f"trunc {v32} {{}} to {vector('i8', lanes)}", code)
+    return each(f, f"trunc {v32} {{}} to {vector(f'i{to.bits}', lanes)}", code)
 
 
 _FLOAT_RANK = {"f8e4m3": 0, "f8e5m2": 0, "f16": 1, "bf16": 1, "f32": 2, "f64": 3}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from peertile.backends.cpu import arith
-from peertile.backends.cpu.convert import Batch, cast, each
+from peertile.backends.cpu.convert import cast, each
 from peertile.backends.cpu.groups import ReduceSink
 from peertile.backends.cpu.lower import Lowering, Symmetric, lowers
-from peertile.backends.cpu.nodes import BufferNode, Cell, IotaNode, MapNode, Node, ScalarNode, View, resolve
+from peertile.backends.cpu.nodes import BufferNode, Cell, Emit, IotaNode, MapNode, Node, ScalarNode, View, resolve
 from peertile.backends.cpu.text import LLVM, literal, vector
 from peertile.ir import ops
 from peertile.ir.core import Op
@@ -110,92 +110,47 @@ def _iota(lo: Lowering, op: ops.Iota) -> None:
 # ---------------------------------------------------------------- elementwise
 
 
-@lowers(ops.UnaryOp)
-def _unary(lo: Lowering, op: ops.UnaryOp) -> None:
-    fn, dtype = op.attrs["fn"], tile_type(op).dtype
-
-    def emit(lanes: int, x: list[Batch]) -> Batch:
-        return arith.unary(lo.f, lo.library, fn, dtype, lanes, x[0])
-
-    cost = 1 if fn in _PLAIN_UNARY else TRANSCENDENTAL
-    lo.define(op.result, lo.element(dtype, (lo.node(op.operands[0]),), cost, emit))
-
-
-@lowers(ops.BinaryOp)
-def _binary(lo: Lowering, op: ops.BinaryOp) -> None:
-    fn, dtype = op.attrs["fn"], tile_type(op).dtype
-
-    def emit(lanes: int, x: list[Batch]) -> Batch:
-        return arith.binary(lo.f, lo.library, fn, dtype, lanes, x[0], x[1])
-
-    a, b = (lo.node(v) for v in op.operands)
-    cost = 1 if fn in _PLAIN_BINARY else TRANSCENDENTAL
-    lo.define(op.result, lo.element(dtype, (a, b), cost, emit))
-
-
-@lowers(ops.CompareOp)
-def _compare(lo: Lowering, op: ops.CompareOp) -> None:
-    fn = op.attrs["fn"]
-    a, b = (lo.node(v) for v in op.operands)
-
-    def emit(lanes: int, x: list[Batch]) -> Batch:
-        return arith.compare(lo.f, fn, a.dtype, lanes, x[0], x[1])
-
-    lo.define(op.result, lo.element(tile_type(op).dtype, (a, b), 1, emit))
+def emitter(lo: Lowering, op: Op) -> tuple[int, Emit]:
+    """Cost of an elementwise op, and how its batches are computed from those of its operands."""
+    f, fn = lo.f, op.attrs.get("fn")
+    t = op.result.type
+    first = op.operands[0].type
+    assert isinstance(t, TileType)
+    assert isinstance(first, TileType)
+    dtype, source = t.dtype, first.dtype
+    if isinstance(op, ops.UnaryOp):
+        cost = 1 if fn in _PLAIN_UNARY else TRANSCENDENTAL
+        return cost, lambda lanes, x: arith.unary(f, lo.library, op.attrs["fn"], dtype, lanes, x[0])
+    if isinstance(op, ops.BinaryOp):
+        cost = 1 if fn in _PLAIN_BINARY else TRANSCENDENTAL
+        return cost, lambda lanes, x: arith.binary(f, lo.library, op.attrs["fn"], dtype, lanes, x[0], x[1])
+    if isinstance(op, ops.CompareOp):
+        return 1, lambda lanes, x: arith.compare(f, op.attrs["fn"], source, lanes, x[0], x[1])
+    if isinstance(op, ops.Select):
+        return 1, lambda lanes, x: arith.select(f, dtype, lanes, x[0], x[1], x[2])
+    if isinstance(op, ops.Fma):
+        return 1, lambda lanes, x: arith.fma(f, dtype, lanes, x[0], x[1], x[2])
+    if isinstance(op, ops.Cast):
+        rounding, saturate = op.attrs["rounding"], op.attrs["saturate"]
+        return 1, lambda lanes, x: cast(f, x[0], source, dtype, lanes, rounding, saturate)
+    assert isinstance(op, ops.Bitcast), op
+    a, b = LLVM[source.name], LLVM[dtype.name]
+    if a == b:
+        return 0, lambda lanes, x: x[0]
+    return 0, lambda lanes, x: each(f, f"bitcast {vector(a, lanes)} {{}} to {vector(b, lanes)}", x[0])
 
 
-@lowers(ops.Select)
-def _select(lo: Lowering, op: ops.Select) -> None:
-    dtype = tile_type(op).dtype
-
-    def emit(lanes: int, x: list[Batch]) -> Batch:
-        return arith.select(lo.f, dtype, lanes, x[0], x[1], x[2])
-
-    c, a, b = (lo.node(v) for v in op.operands)
-    lo.define(op.result, lo.element(dtype, (c, a, b), 1, emit))
-
-
-@lowers(ops.Fma)
-def _fma(lo: Lowering, op: ops.Fma) -> None:
-    dtype = tile_type(op).dtype
-
-    def emit(lanes: int, x: list[Batch]) -> Batch:
-        return arith.fma(lo.f, dtype, lanes, x[0], x[1], x[2])
-
-    a, b, c = (lo.node(v) for v in op.operands)
-    lo.define(op.result, lo.element(dtype, (a, b, c), 1, emit))
-
-
-@lowers(ops.Cast)
-def _cast(lo: Lowering, op: ops.Cast) -> None:
-    x = lo.node(op.operands[0])
-    dtype = tile_type(op).dtype
-    source, rounding, saturate = x.dtype, op.attrs["rounding"], op.attrs["saturate"]
-
-    def emit(lanes: int, batches: list[Batch]) -> Batch:
-        return cast(lo.f, batches[0], source, dtype, lanes, rounding, saturate)
-
-    lo.define(op.result, lo.element(dtype, (x,), 1, emit))
-
-
-@lowers(ops.Bitcast)
-def _bitcast(lo: Lowering, op: ops.Bitcast) -> None:
-    x = lo.node(op.operands[0])
-    dtype = tile_type(op).dtype
-    a, b = LLVM[x.dtype.name], LLVM[dtype.name]
-
-    def emit(lanes: int, batches: list[Batch]) -> Batch:
-        if a == b:
-            return batches[0]
-        return each(lo.f, f"bitcast {vector(a, lanes)} {{}} to {vector(b, lanes)}", batches[0])
-
-    lo.define(op.result, lo.element(dtype, (x,), 0, emit))
+@lowers(ops.UnaryOp, ops.BinaryOp, ops.CompareOp, ops.Select, ops.Fma, ops.Cast, ops.Bitcast)
+def _elementwise(lo: Lowering, op: Op) -> None:
+    cost, emit = emitter(lo, op)
+    children = tuple(lo.node(v) for v in op.operands)
+    lo.define(op.result, lo.element(tile_type(op).dtype, children, cost, emit))
 
 
 # ---------------------------------------------------------------- shapes
 
 
-def _ready(lo: Lowering, node: Node) -> Node:
+def ready(lo: Lowering, node: Node) -> Node:
     """`node`, emitted if it is a reduction still pending."""
     if isinstance(resolve(node), Cell):
         lo.flush()
@@ -203,7 +158,7 @@ def _ready(lo: Lowering, node: Node) -> Node:
 
 
 def broadcast(lo: Lowering, node: Node, shape: tuple[int, ...]) -> Node:
-    node = _ready(lo, node)
+    node = ready(lo, node)
     if node.shape == shape:
         return node
     if isinstance(node, ScalarNode):
@@ -230,7 +185,7 @@ def _broadcast(lo: Lowering, op: ops.Broadcast) -> None:
 
 @lowers(ops.Reshape)
 def _reshape(lo: Lowering, op: ops.Reshape) -> None:
-    node, shape = _ready(lo, lo.node(op.operands[0])), tile_type(op).shape
+    node, shape = ready(lo, lo.node(op.operands[0])), tile_type(op).shape
     lo.define(op.result, reshape(lo, node, shape))
 
 
@@ -253,7 +208,7 @@ def reshape(lo: Lowering, node: Node, shape: tuple[int, ...]) -> Node:
 
 @lowers(ops.Permute)
 def _permute(lo: Lowering, op: ops.Permute) -> None:
-    node, axes = _ready(lo, lo.node(op.operands[0])), op.attrs["axes"]
+    node, axes = ready(lo, lo.node(op.operands[0])), op.attrs["axes"]
     shape = tile_type(op).shape
     if isinstance(node, ScalarNode):
         lo.define(op.result, ScalarNode(node.dtype, shape, node.register))
@@ -274,7 +229,7 @@ def _reduce(lo: Lowering, op: ops.Reduce) -> None:
     node, axis = lo.node(op.operands[0]), op.attrs["axis"]
     t = tile_type(op)
     if node.shape[axis] == 1:
-        lo.define(op.result, reshape(lo, _ready(lo, node), t.shape))
+        lo.define(op.result, reshape(lo, ready(lo, node), t.shape))
         return
     cell = Cell(t.dtype, t.shape)
     lo.new(cell)

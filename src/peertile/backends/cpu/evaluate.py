@@ -12,7 +12,17 @@ from typing import Protocol
 
 from peertile.backends.cpu.arith import splat
 from peertile.backends.cpu.convert import Batch, constant
-from peertile.backends.cpu.nodes import BufferNode, ElementNode, IotaNode, LoadNode, MapNode, Node, ScalarNode, resolve
+from peertile.backends.cpu.nodes import (
+    BufferNode,
+    ElementNode,
+    IotaNode,
+    LoadNode,
+    MapNode,
+    Node,
+    ScalarNode,
+    TakeNode,
+    resolve,
+)
 from peertile.backends.cpu.nodes import View as RunView
 from peertile.backends.cpu.text import LLVM, MEMORY, Function, add, is_literal, mul, splat_literal, vector
 from peertile.dtypes import DType, i16, i64
@@ -132,6 +142,8 @@ class Evaluator:
             return [self._iota(node.dtype, p[0], width) for p in positions]
         if isinstance(node, BufferNode):
             return [self._from_scratch(node, p, width) for p in positions]
+        if isinstance(node, TakeNode):
+            return self._take(node, positions, width)
         assert isinstance(node, LoadNode), type(node)
         tile = self.tiles[id(node)]
         if self.mode.inside:
@@ -174,7 +186,7 @@ class Evaluator:
             if c.base != "0":
                 offset = add(self.f, offset, mul(self.f, c.base, stride))
         element = MEMORY[node.dtype.name]
-        address = node.buffer.pointer
+        address = node.address
         if offset != "0":
             address = self.f.value(f"getelementptr inbounds {element}, ptr {address}, i64 {offset}")
         if fixed:
@@ -192,6 +204,33 @@ class Evaluator:
         else:
             raw = self._gather(element, node.dtype, address, str(step), width, None, "poison", alias)
         return self.from_memory(node.dtype, raw, width)
+
+    def _take(self, node: TakeNode, positions: list[Position], width: int) -> Batch:
+        f, source, index = self.f, node.source, resolve(node.index)
+        element, v = MEMORY[node.dtype.name], vector("i64", width)
+        found = []
+        for p, register in zip(positions, self.values(index, positions), strict=True):
+            t = element_type(index.dtype, width)
+            if index.dtype.bits < 64:
+                extend = "sext" if index.dtype.is_signed else "zext"
+                register = f.value(f"{extend} {t} {register} to {v}")
+            mask = splat_literal(str(source.shape[node.axis] - 1), "i64", width)
+            register = f.value(f"and {v} {register}, {mask}")
+            stride = splat_literal(str(source.strides[node.axis]), "i64", width)
+            offset = f.value(f"mul {v} {register}, {stride}")
+            fixed = tuple(ORIGIN if k == node.axis else c for k, c in enumerate(p))
+            address, step = self.scratch_address(source, fixed)
+            if width == 1:
+                address = f.value(f"getelementptr inbounds {element}, ptr {address}, i64 {offset}")
+                raw = f.value(f"load {element}, ptr {address}, align {node.dtype.itemsize}")
+            else:
+                if step:
+                    lanes = "<" + ", ".join(f"i64 {k * step}" for k in range(width)) + ">"
+                    offset = f.value(f"add {v} {offset}, {lanes}")
+                addresses = f.value(f"getelementptr inbounds {element}, ptr {address}, {v} {offset}")
+                raw = self._gather_at(element, node.dtype, addresses, width, None, "poison", self.host.scratch_alias())
+            found.append(self.from_memory(node.dtype, raw, width))
+        return found
 
     def from_memory(self, dtype: DType, raw: str, width: int) -> str:
         if dtype.is_bool:
@@ -322,6 +361,11 @@ class Evaluator:
         mask: str | None, fill: str, alias: str,
     ) -> str:  # fmt: skip
         addresses = self._addresses(element, address, stride, width)
+        return self._gather_at(element, dtype, addresses, width, mask, fill, alias)
+
+    def _gather_at(
+        self, element: str, dtype: DType, addresses: str, width: int, mask: str | None, fill: str, alias: str
+    ) -> str:
         mask = splat_literal("true", "i1", width) if mask is None else mask
         t = vector(element, width)
         return self.f.value(
@@ -361,11 +405,18 @@ class Evaluator:
         )
 
     def store_scratch(self, node: BufferNode, p: Position, value: str, width: int) -> None:
-        """Store one vector (or scalar) of a dense tile in scratch."""
+        """Store one vector (or scalar) of a tile in scratch."""
         address, step = self.scratch_address(node, p)
-        assert width == 1 or step == 1, (node.shape, node.strides)
         raw = self.to_memory(node.dtype, value, width)
-        t = vector(MEMORY[node.dtype.name], width)
+        element = MEMORY[node.dtype.name]
+        t = vector(element, width)
+        if width > 1 and step != 1:
+            addresses, mask = self._addresses(element, address, str(step), width), splat_literal("true", "i1", width)
+            self.f.emit(
+                f"call void @llvm.masked.scatter.v{width}{_suffix(element)}.v{width}p0({t} {raw}, <{width} x ptr> "
+                f"align {node.dtype.itemsize} {addresses}, <{width} x i1> {mask}){self.host.scratch_alias()}"
+            )
+            return
         self.f.emit(f"store {t} {raw}, ptr {address}, align {node.dtype.itemsize}{self.host.scratch_alias()}")
 
 

@@ -126,7 +126,9 @@ class Lowering:
         self.uses, self.last_use = liveness.uses, liveness.last_use
         self.now = 0
         self._loaded_views = {
-            op.operands[0] for op in ops_of(kernel.body) if isinstance(op, ops.Load | ops.TileAtomic | ops.WordLoad)
+            op.operands[0]
+            for op in ops_of(kernel.body)
+            if isinstance(op, ops.Load | ops.TileAtomic | ops.WordLoad | ops.Gather | ops.TileLoad)
         }
 
     # ------------------------------------------------------------ values
@@ -434,10 +436,15 @@ class Lowering:
                 if Effect.WRITE in own:
                     target = inner.operands[0]
                     known = self.values.get(target)
+                    while known is None and target.op is not None and target.op.operands and isinstance(target.type, ViewType):
+                        # A view made inside the blocks, of something that is known or of a symmetric object.
+                        target = target.op.operands[0]
+                        known = self.values.get(target)
                     if isinstance(known, View):
                         writes.append(known)
-                    elif isinstance(target.type, ViewType):
-                        # Made inside the blocks: a peer view, never LOCAL.
+                    elif isinstance(inner.operands[0].type, ViewType):
+                        target = inner.operands[0]
+                        # A peer view, never LOCAL.
                         writes.append(View(target.type, "", (), (), ""))
                     else:
                         writes.append(None)

@@ -8,9 +8,10 @@ from peertile.backends.cpu.atomics import atomic_rmw
 from peertile.backends.cpu.evaluate import ORIGIN, Coordinate, Evaluator, Mode, counted_loop
 from peertile.backends.cpu.groups import StoreSink, tile_access
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric, lowers
-from peertile.backends.cpu.nodes import BufferNode, LoadNode, Node, ScalarNode, View, resolve
+from peertile.backends.cpu.nodes import BufferNode, Cell, LoadNode, Node, ScalarNode, View, resolve
+from peertile.backends.cpu.reads import buffers_below
 from peertile.ir import ops
-from peertile.ir.core import Value
+from peertile.ir.core import Op, Value
 from peertile.ir.types import TileType
 
 
@@ -122,3 +123,20 @@ def element_loop(
         counted_loop(lo.f, shape[axis], 1, [], inner)
 
     nest(0, [])
+
+
+def writable(lo: Lowering, op: Op, value: Value) -> BufferNode:
+    """Dense scratch with the elements of an operand of `op`, which `op` may write: the operand's own where nobody
+    else reads that, else a copy."""
+    node = lo.node(value)
+    later = lo.last_use[value] > lo.now
+    if isinstance(node, BufferNode) and node.is_dense and not later and op.operands.count(value) == 1:
+        others = [n for v, n in lo.live() if v is not value]
+        if not any(node.buffer in buffers_below(n, set()) for n in others):
+            return node
+    if later or isinstance(node, BufferNode | Cell) or op.operands.count(value) > 1:
+        copy = lo.tile_buffer(node.dtype, node.shape)
+        lo.keep_into(node, copy)
+        lo.flush()
+        return copy
+    return lo.keep_now(node)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from peertile.backends.cpu.evaluate import counted_loop
 from peertile.backends.cpu.groups import tile_access
 from peertile.backends.cpu.lower import Lowering, lowers
+from peertile.backends.cpu.memory import writable
 from peertile.backends.cpu.microkernel import plan_matmul
 from peertile.backends.cpu.nodes import BufferNode, Cell, LoadNode, MapNode, Node, resolve
-from peertile.backends.cpu.reads import buffers_below
 from peertile.backends.cpu.text import MEMORY, add
 from peertile.ir import ops
 from peertile.ir.core import Value
@@ -46,7 +46,7 @@ def _scratch_matrix(node: BufferNode, transposed: bool) -> Matrix | None:
     if column != 1:
         return None
     batch = strides[2] if len(strides) > 2 else 0
-    return Matrix(node.buffer.pointer, str(row), str(batch), transposed)
+    return Matrix(node.address, str(row), str(batch), transposed)
 
 
 def _view_matrix(lo: Lowering, node: LoadNode, transposed: bool) -> Matrix:
@@ -104,23 +104,6 @@ def _operand(lo: Lowering, value: Value, may_swap: bool) -> Matrix:
     return found
 
 
-def _accumulator(lo: Lowering, op: ops.Mma) -> BufferNode:
-    """Scratch with the accumulator, which the kernel may write."""
-    value = op.operands[2]
-    node = lo.node(value)
-    later = lo.last_use[value] > lo.now
-    if isinstance(node, BufferNode) and node.is_dense and not later:
-        others = [n for v, n in lo.live() if v is not value or v in op.operands[:2]]
-        if not any(node.buffer in buffers_below(n, set()) for n in others):
-            return node
-    if later or isinstance(node, BufferNode):
-        copy = lo.tile_buffer(node.dtype, node.shape)
-        lo.keep_into(node, copy)
-        lo.flush()
-        return copy
-    return lo.keep_now(node)
-
-
 @lowers(ops.Mma)
 def _mma(lo: Lowering, op: ops.Mma) -> None:
     f = lo.f
@@ -130,7 +113,7 @@ def _mma(lo: Lowering, op: ops.Mma) -> None:
     lo.flush()
     a = _operand(lo, op.operands[0], False)
     b = _operand(lo, op.operands[1], True)
-    acc = _accumulator(lo, op)
+    acc = writable(lo, op, op.operands[2])
     lo.flush()
     plan = plan_matmul(t.dtype.name, m, n, k, lo.target.features, b_transposed=b.transposed)
     lo.helpers[plan.run_name] = plan.text

@@ -15,8 +15,8 @@ from peertile.ir.ops import Padding
 from peertile.ir.types import ViewType
 
 __all__ = [
-    "Buffer", "BufferNode", "Cell", "ElementNode", "IotaNode", "LoadNode", "MapNode", "Node", "ScalarNode", "View",
-    "resolve", "row_major", "walk",
+    "Buffer", "BufferNode", "Cell", "ElementNode", "Emit", "IotaNode", "LoadNode", "MapNode", "Node", "ScalarNode",
+    "TakeNode", "View", "resolve", "row_major", "walk",
 ]  # fmt: skip
 
 CHEAP = 3
@@ -74,6 +74,10 @@ class Node:
     def children(self) -> tuple[Node, ...]:
         return ()
 
+    def moves(self, child: Node) -> bool:
+        """Whether `child` is read at other positions than our own."""
+        return False
+
     @property
     def numel(self) -> int:
         n = 1
@@ -120,20 +124,30 @@ class LoadNode(Node):
 
 
 class BufferNode(Node):
-    """Elements in scratch at offset sum(coordinate · stride)."""
+    """Elements in scratch at offset sum(coordinate · stride) from `address` (a register: of the buffer, or of a
+    piece of it)."""
 
-    __slots__ = ("buffer", "strides")
+    __slots__ = ("address", "buffer", "strides")
 
     def __init__(
-        self, buffer: Buffer, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+        self,
+        buffer: Buffer,
+        dtype: DType,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        address: str | None = None,
     ) -> None:
         super().__init__(dtype, shape)
         self.buffer = buffer
         self.strides = row_major(shape) if strides is None else strides
+        self.address = buffer.pointer if address is None else address
 
     @property
     def is_dense(self) -> bool:
-        return all(s == d for s, d, n in zip(self.strides, row_major(self.shape), self.shape, strict=True) if n > 1)
+        """Whether it is the whole buffer in row-major order."""
+        return self.address == self.buffer.pointer and all(
+            s == d for s, d, n in zip(self.strides, row_major(self.shape), self.shape, strict=True) if n > 1
+        )
 
 
 Emit = Callable[[int, list[Batch]], Batch]
@@ -170,11 +184,27 @@ class MapNode(Node):
     def children(self) -> tuple[Node, ...]:
         return (self.child,)
 
+    def moves(self, child: Node) -> bool:
+        return self.child.shape != self.shape or self.axes != tuple(range(len(self.shape)))
+
+
+class TakeNode(Node):
+    """Along `axis`, the element of scratch that an index (modulo the extent) names."""
+
+    __slots__ = ("axis", "index", "source")
+
+    def __init__(self, source: BufferNode, index: Node, axis: int) -> None:
+        super().__init__(source.dtype, index.shape, index.cost + 4, index.depth + 1)
+        self.source = source
+        self.index = index
+        self.axis = axis
+
     @property
-    def is_identity(self) -> bool:
-        """Whether it only adds or drops axes of extent 1, so that positions in row-major order are kept."""
-        wide = [a for a, n in zip(self.axes, self.child.shape, strict=True) if n > 1]
-        return wide == [k for k, n in enumerate(self.shape) if n > 1]
+    def children(self) -> tuple[Node, ...]:
+        return (self.index, self.source)
+
+    def moves(self, child: Node) -> bool:
+        return child is self.source
 
 
 class Cell(Node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peertile.backends.cpu.nodes import Buffer, BufferNode, LoadNode, MapNode, Node, View, resolve
+from peertile.backends.cpu.nodes import Buffer, BufferNode, LoadNode, Node, View, resolve
 from peertile.ir.types import Access
 
 __all__ = ["buffers_below", "is_shared", "loads_below", "reads_below"]
@@ -36,13 +36,8 @@ def _below(node: Node) -> list[tuple[Node, bool]]:
         seen.add((id(n), same))
         if not n.children:
             found.append((n, same and n.shape == shape))
-        inner = same and not (isinstance(n, MapNode) and not _keeps_position(n))
-        stack.extend((c, inner) for c in n.children)
+        stack.extend((c, same and not n.moves(c)) for c in n.children)
     return found
-
-
-def _keeps_position(node: MapNode) -> bool:
-    return node.child.shape == node.shape and node.axes == tuple(range(len(node.shape)))
 
 
 def buffers_below(node: Node, stop: set[int]) -> set[Buffer]:

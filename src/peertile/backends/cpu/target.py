@@ -41,6 +41,11 @@ class CpuTarget(NamedTuple):
     def is_x86(self) -> bool:
         return self.arch == "x86_64"
 
+    @property
+    def soft_half(self) -> bool:
+        """Whether f16 has to be converted by integer instructions."""
+        return self.is_x86 and "f16c" not in self.features
+
     def lanes(self, bits: int) -> int:
         """Elements of `bits` in one vector register."""
         return max(self.vector_bits // bits, 1)

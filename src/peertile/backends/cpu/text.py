@@ -64,10 +64,12 @@ class Block:
 
 
 class Function:
-    """A function being written. `emit` goes to the current block; `entry` is the first one."""
+    """A function being written. `emit` goes to the current block; `entry` is the first one. `soft_half`: the
+    processor cannot convert f16, and LLVM must not be asked to."""
 
-    def __init__(self, header: str) -> None:
+    def __init__(self, header: str, soft_half: bool = False) -> None:
         self.header = header
+        self.soft_half = soft_half
         self._count = 0
         self.blocks: list[Block] = []
         self.entry = self.place(self.block("entry"))

@@ -86,7 +86,8 @@ def _launch_words(lo: Lowering, op: ops.LaunchWords) -> None:
 _COMPARE = {Cmp.EQ: "eq", Cmp.NE: "ne", Cmp.GE: "ge", Cmp.LE: "le", Cmp.GT: "gt", Cmp.LT: "lt"}
 
 
-def _satisfied(lo: Lowering, cmp: Cmp, dtype: DType, value: str, expected: str) -> str:
+def satisfied(lo: Lowering, cmp: Cmp, dtype: DType, value: str, expected: str) -> str:
+    """i1: whether a value of a word ends the wait for `expected`."""
     t = LLVM[dtype.name]
     if cmp is Cmp.AT_LEAST:
         difference = lo.f.value(f"sub {t} {value}, {expected}")
@@ -95,7 +96,8 @@ def _satisfied(lo: Lowering, cmp: Cmp, dtype: DType, value: str, expected: str) 
     return lo.f.value(f"icmp {sign}{_COMPARE[cmp]} {t} {value}, {expected}")
 
 
-def _as_i64(lo: Lowering, dtype: DType, value: str) -> str:
+def widened(lo: Lowering, dtype: DType, value: str) -> str:
+    """A word as i64, by its sign."""
     if dtype.bits == 64:
         return value
     return lo.f.value(f"{'sext' if dtype.is_signed else 'zext'} {LLVM[dtype.name]} {value} to i64")
@@ -125,9 +127,9 @@ def _wait(lo: Lowering, op: ops.Wait) -> None:
     left = f.phi(look, "i64")
     left.add(str(SPINS), source)
     value = atomic_load(lo, dtype, address, order)
-    satisfied = _satisfied(lo, cmp, dtype, value, expected)
+    holds = satisfied(lo, cmp, dtype, value, expected)
     other = f.block("unsatisfied")
-    f.cond_br(satisfied, done, other)
+    f.cond_br(holds, done, other)
     f.place(other)
     fewer = f.value(f"sub i64 {left.name}, 1")
     again = f.value(f"icmp sgt i64 {fewer}, 0")
@@ -139,7 +141,7 @@ def _wait(lo: Lowering, op: ops.Wait) -> None:
     number = list(Cmp).index(cmp)
     width = dtype.bits | int(dtype.is_signed) << 8
     bits = f.value(f"ptrtoint ptr {address} to i64")
-    suspend(lo, [bits, _as_i64(lo, dtype, expected), str(number), str(width), "0", str(place), "0", slot])
+    suspend(lo, [bits, widened(lo, dtype, expected), str(number), str(width), "0", str(place), "0", slot])
     left.add("0", f.br(look))
     f.place(done)
     lo.define_scalar(op.result, value)
@@ -148,13 +150,16 @@ def _wait(lo: Lowering, op: ops.Wait) -> None:
 @lowers(ops.Suspend)
 def _suspend(lo: Lowering, op: ops.Suspend) -> None:
     lo.order_point()
-    suspend(lo, ["0", "0", "0", "0", "0", "-1", "0", "0"])
+    place = lo.place(op, "wait", what="a loop that polls")
+    suspend(lo, ["0", "0", "0", "0", None if op.attrs["continues"] else "0", str(place), "0", "0"])
 
 
-def suspend(lo: Lowering, words: list[str]) -> None:
-    """Suspend with these words in the promise; when resumed with an outcome other than 0, leave."""
+def suspend(lo: Lowering, words: list[str | None]) -> None:
+    """Suspend with these words in the promise (None: as it is); when resumed with an outcome other than 0, leave."""
     f = lo.f
     for k, word in enumerate(words):
+        if word is None:
+            continue
         address = f.value(f"getelementptr inbounds i64, ptr {lo.promise}, i64 {k}")
         f.emit(f"store i64 {word}, ptr {address}, align 8")
     state = f.value("call i8 @llvm.coro.suspend(token none, i1 false)")

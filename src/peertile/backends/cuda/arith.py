@@ -217,9 +217,10 @@ def _binary(e: Emitter, op: ops.BinaryOp) -> None:
 
 
 def _float_binary(e: Emitter, fn: Binary, a: Value, b: Value, dtype: DType) -> str:
-    if fn in (Binary.MIN, Binary.MAX):
-        return e.call("_min" if fn is Binary.MIN else "_max", e.typed(a), e.typed(b))
     (x, wide), (y, _) = widened(e, e.typed(a), dtype), widened(e, e.typed(b), dtype)
+    if fn in (Binary.MIN, Binary.MAX):
+        # In f32, since Triton's own would give f32 for bf16 without being asked; exact either way.
+        return narrowed(e.call("_min" if fn is Binary.MIN else "_max", x, y), dtype)
     if fn is Binary.DIV:
         return narrowed(f"tl.div_rn({x}, {y})" if wide.bits == 32 else f"{x} / {y}", dtype)
     return narrowed(f"libdevice.{'pow' if fn is Binary.POW else 'atan2'}({x}, {y})", dtype)

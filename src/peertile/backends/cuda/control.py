@@ -58,6 +58,7 @@ _OWN: Final[dict[type[Op], frozenset[Escape]]] = {
     ops.Return: frozenset({Escape.RETURN}),
     ops.Check: frozenset({Escape.FAULT}),
     ops.Wait: frozenset({Escape.FAULT}),
+    ops.WaitAny: frozenset({Escape.FAULT}),
 }
 
 
@@ -73,7 +74,7 @@ class Frame:
 
 def escapes(op: Op) -> frozenset[Escape]:
     """How the ops after `op` may be left out."""
-    if not op.blocks:
+    if not op.blocks or isinstance(op, ops.ReduceWith | ops.ScanWith):
         return _OWN.get(type(op), _NONE)
     found = _NONE.union(*(escapes(inner) for block in op.blocks for inner in block.ops))
     return found - TRIPS if isinstance(op, ops.For | ops.Loop) else found
@@ -240,17 +241,18 @@ def _loop_accesses(e: Emitter, block: Block) -> Access:
         effects = op.EFFECTS
         if not effects & {Effect.READ, Effect.WRITE} or op.blocks or op in e.once:
             continue
-        root = _root(e, op)
-        if Effect.READ in effects:
-            access.read.add(root)
-        if Effect.WRITE in effects:
-            access.written.add((root, op.attrs.get("rmw")))
+        views = [view for view, _, _ in op.words()] if isinstance(op, ops.WaitAny) else op.operands[:1]
+        for root in [_root(e, view) for view in views]:
+            if Effect.READ in effects:
+                access.read.add(root)
+            if Effect.WRITE in effects:
+                access.written.add((root, op.attrs.get("rmw")))
     return access
 
 
-def _root(e: Emitter, op: Op) -> Root:
+def _root(e: Emitter, value: Value) -> Root:
     """The root of an access, also of a view that is made inside the loop and has no value yet."""
-    value, field = op.operands[0], ""
+    field = ""
     while value not in e.values and value.op is not None and value.op.operands:
         field = value.op.attrs.get("field", field)
         value = value.op.operands[0]
@@ -266,7 +268,10 @@ def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
     """Whether loads may be moved to earlier trips: nothing in the body may order or overwrite them."""
     for inner in walk(op.blocks[0]):
         order = inner.attrs.get("order", Order.WEAK)
-        if isinstance(inner, ops.Fence | ops.Wait) or order is not Order.WEAK:
+        if (
+            isinstance(inner, ops.Fence | ops.Wait | ops.WaitAny | ops.WaitTransfer | ops.Print)
+            or order is not Order.WEAK
+        ):
             return False
     return not any(access.conflicts_with_read(root) for root in access.read)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from peertile.backends.binary import Place
-from peertile.backends.cuda import arith, casts, memory, pointers, shape, words
+from peertile.backends.cuda import accesses, arith, casts, memory, pieces, pointers, shape, views, words
 from peertile.backends.cuda.control import emit_body
 from peertile.backends.cuda.library import closure
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, SIGNATURE, UNSIGNED, power_of_two_part
@@ -39,7 +39,7 @@ HIDDEN: Final = (
 """What every kernel takes after its argument block: grid extents, address of the abort word (i32, never 0), address
 of the fault record, wait timeout in ns, address of the launch words (u64[8]), address of the print buffer or 0."""
 
-_RULES: Final = (arith, casts, memory, pointers, shape, words)
+_RULES: Final = (accesses, arith, casts, memory, pieces, pointers, shape, views, words)
 """Imported for what they register."""
 
 

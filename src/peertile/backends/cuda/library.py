@@ -144,6 +144,24 @@ def _directed(wide, nearest, back, bits: tl.constexpr, sign: tl.constexpr, mode:
         wrong = tl.abs(back) > tl.abs(wide)
     return tl.where(wrong, _neighbour(nearest, bits, sign, up), nearest)
 
+def _float_order32(x):
+    """Bits that compare, as unsigned numbers, as the floats do; NaN is the greatest, both zeros are one."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
+    bits = tl.where(bits >= 2147483648, bits ^ 4294967295, bits ^ 2147483648)
+    return tl.where(x == x, bits, 4294967295)
+
+def _float_order64(x):
+    """Bits that compare, as unsigned numbers, as the floats do; NaN is the greatest, both zeros are one."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint64, bitcast=True)
+    bits = tl.where(bits >= 9223372036854775808, bits ^ 18446744073709551615, bits ^ 9223372036854775808)
+    return tl.where(x == x, bits, 18446744073709551615)
+
+def _is_last(index, n: tl.constexpr):
+    """Whether no later element of a 1-d tile is equal."""
+    place = tl.arange(0, n)
+    again = (index[:, None] == index[None, :]) & (place[None, :] > place[:, None])
+    return tl.reduce(again.to(tl.int32), 1, _or) == 0
+
 def _dot_by_sum(a, b, acc):
     """For extents below those of the tensor cores."""
     return acc + tl.reduce(a.to(acc.dtype)[:, :, None] * b.to(acc.dtype)[None, :, :], 1, _add)

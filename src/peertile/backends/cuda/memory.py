@@ -21,7 +21,17 @@ from peertile.ir.ops import Padding
 from peertile.ir.types import Space, TileType, ViewType
 from peertile.memory_model import Rmw, Scope
 
-__all__ = ["RMW_FUNCTION", "SEM", "by_swap", "expand", "flat_rows", "plan_accesses", "to_memory", "to_register"]
+__all__ = [
+    "RMW_FUNCTION",
+    "SEM",
+    "by_swap",
+    "expand",
+    "flat_rows",
+    "padding_text",
+    "plan_accesses",
+    "to_memory",
+    "to_register",
+]
 
 SEM: Final = {"relaxed": "relaxed", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 RMW_FUNCTION: Final = {
@@ -72,27 +82,35 @@ def expand(text: str, axis: int, rank: int) -> str:
 
 
 def _product(a: str, b: str) -> str:
+    if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
+        return str(int(a) * int(b))
     return "0" if "0" in (a, b) else a if b == "1" else b if a == "1" else f"{a} * {b}"
 
 
-def block_of(e: Emitter, view: View, indices: list[Value], shape: tuple[int, ...]) -> tuple[str, str | None]:
-    """(pointers, mask) of a tile; no mask for a view without axes."""
+def block_of(
+    e: Emitter, view: View, indices: list[Value], shape: tuple[int, ...], skip: int | None = None
+) -> tuple[str, str | None]:
+    """(pointers, mask) of a tile; no mask for a view without axes. `skip` leaves an axis, which has no index, out."""
     rank = len(shape)
     if rank == 0:
         return view.pointer, None
-    starts, masks, corner, inside = [], [], [view.pointer], []
-    for k, (index, size) in enumerate(zip(indices, shape, strict=True)):
-        starts.append(_product(e.typed(index) if e.is_literal(index) else e.text(index), str(size)))
-        start = "0" if e.is_literal(index) and int(e.text(index)) == 0 else starts[k]
+    masks, corner, inside = [], [view.pointer], []
+    rest = iter(indices)
+    for k, size in enumerate(shape):
+        if k == skip:
+            continue
+        index = next(rest)
+        start = _product(e.text(index), str(size))
         if start != "0":
-            term = _product(start, view.strides[k])
-            corner.append(term)
+            corner.append(_product(start, view.strides[k]))
         extent = view.extents[k] if not view.extents[k].isdigit() else f"tl.full((), {view.extents[k]}, tl.int64)"
         left = e.let_own("room", e.call("_left", extent, start, str(size)))
         line = expand(f"tl.arange(0, {size})", k, rank)
         masks.append(f"({line} < {left})")
         inside.append(line if view.strides[k] == "1" else f"{line}.to(tl.int64) * {view.strides[k]}")
-    pointers = e.let(f"{view.pointer}_at", " + ".join([" + ".join(corner), *inside]))
+    if skip is not None and rank == 1:
+        return view.pointer, None
+    pointers = e.let(f"{view.pointer}_at", " + ".join([*corner, *inside]))
     return pointers, " & ".join(masks)
 
 
@@ -104,7 +122,7 @@ def to_memory(text: str, dtype: DType) -> str:
     return f"{text}.to(tl.uint8)" if dtype.is_bool else text
 
 
-def _padding(padding: Padding, dtype: DType) -> str:
+def padding_text(padding: Padding, dtype: DType) -> str:
     if padding is Padding.ZERO and not (dtype.is_float and dtype.bits == 8):
         return "0.0" if dtype.is_float else "0"
     return from_bits(padding_bits(padding, dtype), dtype)
@@ -121,7 +139,7 @@ def _load(e: Emitter, op: ops.Load) -> None:
     if mask is None:
         e.define(op.result, to_register(f"tl.load({pointers})", t.dtype))
     else:
-        other = _padding(op.attrs["padding"], t.dtype)
+        other = padding_text(op.attrs["padding"], t.dtype)
         e.define(op.result, to_register(f"tl.load({pointers}, mask={mask}, other={other})", t.dtype))
 
 
@@ -306,7 +324,7 @@ def _alone(accesses: list[Op]) -> bool:
     Two bulk stores of one tile are not ordered by program order, since they are waited for only as far as their
     source is concerned.
     """
-    touching = [op for op in accesses if not isinstance(op, ops.Extent | ops.NumTiles | ops.TileIndex)]
+    touching = [op for op in accesses if not isinstance(op, ops.Extent | ops.NumTiles | ops.TileIndex | ops.ViewStride)]
     if all(isinstance(op, ops.Load) for op in touching):
         return True
     return len(touching) == 1 and isinstance(touching[0], ops.Store) and _hits_once(touching[0])

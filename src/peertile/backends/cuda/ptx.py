@@ -10,6 +10,7 @@ release and acquire are cumulative over it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from peertile.dtypes import DType
@@ -20,6 +21,7 @@ __all__ = [
     "FAULT_WAIT",
     "POLLS",
     "SCOPE",
+    "Poll",
     "cas_tile",
     "check",
     "fence",
@@ -362,30 +364,48 @@ def check() -> Function:
 _COMPARE: Final = {Cmp.EQ: "eq", Cmp.NE: "ne", Cmp.GE: "ge", Cmp.LE: "le", Cmp.GT: "gt", Cmp.LT: "lt"}
 
 
-def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -> Function:
-    """f(pointer, expected, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied[, value].
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What a wait looks at: words of these dtypes, compared in one way; `result` is "", "value" (of the one word) or
+    "index" (of the word that was satisfied)."""
+
+    dtypes: tuple[DType, ...]
+    cmp: Cmp
+    order: Order
+    scope: Scope
+    result: str = ""
+
+    @property
+    def name(self) -> str:
+        kind = "_any" if len(self.dtypes) > 1 or self.result == "index" else ""
+        words = "_".join(d.name for d in self.dtypes)
+        tail = f"_{self.result}" if self.result else ""
+        return f"_wait{kind}_{self.cmp.value}_{self.order.value}_{SCOPE[self.scope]}_{words}{tail}"
+
+
+def wait(poll: Poll) -> Function:
+    """f(pointer0, expected0, …, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied
+    [, the value or the index].
 
     One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set;
-    `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire.
+    `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire. A record names
+    the first word.
     """
-    bits = dtype.bits
-    sign = "s" if dtype.is_signed else "u"
-    name = f"_wait_{cmp.value}_{order.value}_{SCOPE[scope]}_{dtype.name}" + ("_value" if with_value else "")
+    n = len(poll.dtypes)
+    abort, fault, timeout, program, place, slot = (f"${2 + 2 * n + k}" for k in range(6))
     done, again, look, fail, aborted = (f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED"))
-    if cmp is Cmp.AT_LEAST:
-        test = [f"sub.s{bits} seen, word, $3;", f"setp.ge.s{bits} ok, seen, 0;"]
-    elif cmp in (Cmp.EQ, Cmp.NE):
-        test = [f"setp.{_COMPARE[cmp]}.{_b(bits)} ok, word, $3;"]
-    else:
-        test = [f"setp.{_COMPARE[cmp]}.{sign}{bits} ok, word, $3;"]
-    widen = ["mov.b64 got, word;", "mov.b64 limit, $3;"]
-    if bits < 64:
-        widen = [f"cvt.{sign}64.{sign}{bits} got, word;", f"cvt.{sign}64.{sign}{bits} limit, $3;"]
-    record = _record("kind", "got", "limit", "$2", "$9", "$7", "$8", "$5")
+    looks = [line for k in range(n) for line in _look(poll, k, done)]
+    first, expected = poll.dtypes[0], "$3"
+    sign = "s" if first.is_signed else "u"
+    widen = ["mov.b64 got, first;", f"mov.b64 limit, {expected};"]
+    if first.bits < 64:
+        widen[1] = f"cvt.{sign}64.{sign}{first.bits} limit, {expected};"
+    record = _record("kind", "got", "limit", "$2", slot, program, place, fault)
     body = _lines(
         ".reg .pred ok, skip, lost, left;",
         ".reg .b32 thread, count, stop;",
-        f".reg .b{bits} word, seen;",
+        ".reg .b64 first;",
+        *(f".reg .b{d.bits} word{k}, seen{k};" for k, d in enumerate(poll.dtypes)),
         ".reg .b64 begin, now, claim, got, limit, kind;",
         "mov.b32 $0, 1;",
         "mov.b64 $1, 0;",
@@ -396,25 +416,22 @@ def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -
         f"{look}:",
         f"mov.b32 count, {POLLS};",
         f"{again}:",
-        f"ld.{order.value}.{SCOPE[scope]}.global.{_b(bits)} word, [$2];",
-        *test,
-        *(["cvt.u64.u32 $1, word;"] if bits < 64 else ["mov.b64 $1, word;"]),
-        f"@ok bra {done};",
+        *looks,
         "sub.u32 count, count, 1;",
         "setp.ne.u32 skip, count, 0;",
         f"@skip bra {again};",
         *widen,
         "mov.b32 $0, 0;",
-        "ld.relaxed.sys.global.b32 stop, [$4];",
+        f"ld.relaxed.sys.global.b32 stop, [{abort}];",
         "setp.ne.u32 skip, stop, 0;",
         f"@skip bra {aborted};",
-        "ld.relaxed.sys.global.b64 claim, [$5];",
+        f"ld.relaxed.sys.global.b64 claim, [{fault}];",
         "setp.ne.u64 skip, claim, 0;",
         f"@skip bra {done};",
         "mov.u64 now, %globaltimer;",
         "sub.u64 now, now, begin;",
         f"mov.b64 kind, {FAULT_WAIT};",
-        "setp.ge.u64 skip, now, $6;",
+        f"setp.ge.u64 skip, now, {timeout};",
         f"@skip bra {fail};",
         "mov.b32 $0, 1;",
         f"bra {look};",
@@ -427,13 +444,33 @@ def wait(cmp: Cmp, order: Order, scope: Scope, dtype: DType, with_value: bool) -
         "barrier.red.and.pred left, 0, ok;",
         "selp.b32 $0, 1, 0, left;",
     )
-    letter = _LETTER[bits]
-    extra = ", tl.arange(0, lanes)" if with_value else ""
+    lanes = bool(poll.result)
+    words = [x for k in range(n) for x in (f"pointer{k}", f"expected{k}")]
+    rest = ["abort", "fault", "timeout", "program", "place", "slot"]
+    given = [f"pointer{k // 2}.to(tl.int64)" if k % 2 == 0 else words[k] for k in range(2 * n)]
+    given += ["abort.to(tl.int64)", "fault.to(tl.int64)", *rest[2:], *(["tl.arange(0, lanes)"] if lanes else [])]
+    letters = ",".join(f"l,{_LETTER[d.bits]}" for d in poll.dtypes)
+    both = "return tl.reduce(r[0], 0, _and) != 0, tl.reduce(r[1], 0, _or)"
     return _asm(
-        name, "pointer, expected, abort, fault, timeout, program, place, slot" + (", lanes: tl.constexpr" * with_value),
+        poll.name, ", ".join([*words, *rest, *(["lanes: tl.constexpr"] if lanes else [])]),
         "one thread polls within a bound, all learn how it ended", body,
-        f"=&r,=&l,l,{letter},l,l,l,l,l,l" + (",r" * with_value),
-        f"pointer.to(tl.int64), expected, abort.to(tl.int64), fault.to(tl.int64), timeout, program, place, slot{extra}",
-        "(tl.int32, tl.int64)",
-        "return tl.reduce(r[0], 0, _and) != 0, tl.reduce(r[1], 0, _or)" if with_value else "return r[0] != 0",
+        f"=&r,=&l,{letters},l,l,l,l,l,l" + (",r" if lanes else ""), ", ".join(given), "(tl.int32, tl.int64)",
+        both if lanes else "return r[0] != 0",
     )  # fmt: skip
+
+
+def _look(poll: Poll, k: int, done: str) -> list[str]:
+    """One look at word k: on success `$1` is the result and the poll is done."""
+    d, word, expected = poll.dtypes[k], f"word{k}", f"${3 + 2 * k}"
+    sign = "s" if d.is_signed else "u"
+    lines = [f"ld.{poll.order.value}.{SCOPE[poll.scope]}.global.b{d.bits} {word}, [${2 + 2 * k}];"]
+    if poll.cmp is Cmp.AT_LEAST:
+        lines += [f"sub.s{d.bits} seen{k}, {word}, {expected};", f"setp.ge.s{d.bits} ok, seen{k}, 0;"]
+    elif poll.cmp in (Cmp.EQ, Cmp.NE):
+        lines.append(f"setp.{_COMPARE[poll.cmp]}.b{d.bits} ok, {word}, {expected};")
+    else:
+        lines.append(f"setp.{_COMPARE[poll.cmp]}.{sign}{d.bits} ok, {word}, {expected};")
+    if k == 0:
+        lines.append(f"mov.b64 first, {word};" if d.bits == 64 else f"cvt.{sign}64.{sign}{d.bits} first, {word};")
+    lines.append(f"mov.b64 $1, {k};" if poll.result == "index" else "mov.b64 $1, first;")
+    return [*lines, f"@ok bra {done};"]

@@ -12,7 +12,7 @@ from peertile.backends.cuda.spelling import REGISTER, shape_text
 from peertile.backends.cuda.state import Emitter, lowers, tile_of
 from peertile.dtypes import DType
 from peertile.ir import ops
-from peertile.ir.ops import Fold
+from peertile.ir.ops import Fold, Precision
 from peertile.ir.types import TileType
 
 __all__ = ["MAX_SUMMED"]
@@ -103,6 +103,8 @@ def _mma(e: Emitter, op: ops.Mma) -> None:
         e.define(op.result, e.call("_dot_u8", x, y, z, str(a.shape[-1])))
     else:
         precision = e.options.f32_mma if a.dtype.name == "f32" else "ieee"
+        if op.attrs["precision"] is Precision.TF32:
+            precision = "tf32"
         out = REGISTER[acc.dtype.name]
         e.define(op.result, f'tl.dot({x}, {y}, {z}, input_precision="{precision}", out_dtype={out})')
 

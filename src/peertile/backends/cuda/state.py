@@ -23,7 +23,7 @@ from peertile.dtypes import DType
 from peertile.errors import CompileError, InternalError
 from peertile.ir import ops
 from peertile.ir.core import Kernel, Op, Value, walk
-from peertile.ir.types import PointerType, Space, SymmetricType, TileType, TokenType, Type, ViewType
+from peertile.ir.types import PointerType, Space, SymmetricType, TileType, TokenType, TransferType, Type, ViewType
 from peertile.memory_model import Order, Rmw, Scope
 
 __all__ = [
@@ -217,8 +217,8 @@ class Emitter:
 
     # ------------------------------------------------------------ values
 
-    def expr(self, text: str) -> Expr:
-        return Expr(text)
+    def expr(self, text: str, is_literal: bool = False) -> Expr:
+        return Expr(text, is_literal)
 
     def set(self, value: Value, text: str) -> None:
         """`value` is what the variable `text` holds."""
@@ -320,5 +320,5 @@ class Emitter:
 
     def tokens(self, values: Iterable[Value]) -> None:
         for v in values:
-            if isinstance(v.type, TokenType):
+            if isinstance(v.type, TokenType | TransferType):
                 self.values[v] = None

@@ -34,7 +34,8 @@ __all__ = ["Compiled", "compile_source", "disassemble", "loaded", "triton_versio
 
 MINIMUM = (3, 4)
 NATIVE_FP8 = 89
-_PTXAS_LINE = re.compile(r"^ptxas (\S+), line (\d+); (.*)$", re.MULTILINE)
+_PTXAS_LINE = re.compile(r"^ptxas\S* (\S+), line (\d+); *(?:error|fatal) *: *(.*)$", re.MULTILINE)
+_PTXAS_ERROR = re.compile(r"^ptxas.*?(?:error|fatal) *: *(.*)$", re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
 
@@ -282,7 +283,8 @@ def _loc_at(emitted: Emitted, line: int) -> Loc | None:
 def _assembler_error(text: str, emitted: Emitted, path: Path, arch: str) -> CompileError:
     """ptxas names a line of the PTX, whose `.loc` lines name lines of our source."""
     found = _PTXAS_LINE.search(text)
-    loc, message = None, _short(text)
+    first = _PTXAS_ERROR.search(text)
+    loc, message = None, first[1].strip() if first is not None else _short(text)
     if found is not None:
         message = found[3].strip()
         loc = _loc_of_ptx(Path(found[1]), int(found[2]), emitted, path)

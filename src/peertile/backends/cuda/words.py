@@ -117,35 +117,51 @@ def _suspend(e: Emitter, op: ops.Suspend) -> None:
 
 @lowers(ops.Wait)
 def _wait(e: Emitter, op: ops.Wait) -> None:
-    view, order = e.view(op.operands[0]), op.attrs["order"]
-    dtype = view.type.dtype
-    indices = op.operands[2:]
-    e.before_read(view.root)
-    address = _address(e, view, indices)
-    expected = e.typed(op.operands[1])
+    view = e.view(op.operands[0])
+    word = (op.operands[0], op.operands[1], op.operands[2:])
+    found = _poll(e, op, [word], "value" if op.result in e.used else "")
+    if found is not None:
+        dtype = view.type.dtype
+        e.define(op.result, from_word(f"{found}.to(tl.int{dtype.bits})" if dtype.bits < 64 else found, dtype))
+
+
+@lowers(ops.WaitAny)
+def _wait_any(e: Emitter, op: ops.WaitAny) -> None:
+    found = _poll(e, op, op.words(), "index")
+    assert found is not None
+    e.set(op.result, found)
+
+
+def _poll(
+    e: Emitter, op: ops.Wait | ops.WaitAny, words: list[tuple[Value, Value, list[Value]]], result: str
+) -> str | None:
+    """Waits until one of the words is satisfied, or leaves; gives the variable with the result that was asked for."""
+    views = [e.view(view) for view, _, _ in words]
+    for view in views:
+        e.before_read(view.root)
+    scope = max((e.scope(op.attrs["scope"], view.type.space) for view in views), key=lambda s: s.width)
+    poll = ptx.Poll(tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result)
+    args = []
+    for view, (_, expected, indices) in zip(views, words, strict=True):
+        args += [_address(e, view, indices), as_word(e.typed(expected), view.type.dtype)]
     place = e.place(op, "wait", what=op.attrs["what"])
-    slot = e.typed(indices[0]) if indices else _i64("0")
-    with_value = op.result in e.used
-    scope = e.scope(op.attrs["scope"], view.type.space)
-    function = ptx.wait(op.attrs["cmp"], order, scope, dtype, with_value)
-    args = [address, as_word(expected, dtype), "_abort", "_fault", "_timeout", "_program", _i64(place), slot]
-    if with_value:
+    slot = e.typed(words[0][2][0]) if words[0][2] else _i64("0")
+    args += ["_abort", "_fault", "_timeout", "_program", _i64(place), slot]
+    if not result:
+        satisfied, found = e.let_own("satisfied", e.call_ptx(ptx.wait(poll), *args)), None
+        e.set(op.result, "_unused")
+    else:
         e.call("_or")
         e.call("_and")
-        satisfied = e.names.own("satisfied")
-        word = e.names.own("word")
-        e.w.line(f"{satisfied}, {word} = {e.call_ptx(function, *args, str(e.lanes))}")
-        bits = f"{word}.to(tl.int{dtype.bits})" if dtype.bits < 64 else word
-        e.define(op.result, from_word(bits, dtype))
-    else:
-        satisfied = e.let_own("satisfied", e.call_ptx(function, *args))
-        e.set(op.result, "_unused")
+        satisfied, found = e.names.own("satisfied"), e.names.own("found")
+        e.w.line(f"{satisfied}, {found} = {e.call_ptx(ptx.wait(poll), *args, str(e.lanes))}")
     e.w.line(f"_alive = _alive & {satisfied}")
-    # The barrier of `barrier.red` comes after the acquire.
-    if with_value:
+    # The barrier of `barrier.red` comes after the acquire; the value, where there is one, took another way since.
+    if result:
         e.barrier()
     else:
         e.met()
+    return found
 
 
 def _i64(text: str) -> str:
@@ -170,7 +186,7 @@ def _check(e: Emitter, op: ops.Check) -> None:
 @lowers(ops.Print)
 def _print(e: Emitter, op: ops.Print) -> None:
     """One record: program, place, bytes; then the operands, each from a multiple of 8 bytes on."""
-    place = e.place(op, "print", op.attrs["prefix"])
+    place = e.place(op, "print", op.attrs["prefix"], "; ".join(str(v.type) for v in op.operands))
     sizes = [(tile_of(v).numel * tile_of(v).dtype.itemsize + 7) // 8 * 8 for v in op.operands]
     total = sum(sizes)
     record = PRINT_HEADER + total

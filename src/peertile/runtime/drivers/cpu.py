@@ -74,6 +74,7 @@ from peertile.runtime.drivers.cpu_layout import (
     S,
 )
 from peertile.runtime.drivers.cpu_library import Native, native
+from peertile.runtime.drivers.cpu_maps import is_mapped
 from peertile.runtime.drivers.cpu_memory import Heap, Segment, Segments, map_anonymous, physical_bytes
 from peertile.runtime.drivers.cpu_stream import (
     ARGS_AT,
@@ -212,6 +213,9 @@ class CpuDevice(DriverDevice):
     def free(self, address: int) -> None:
         if not self._closed:
             self._heap.free(address)
+
+    def accessible(self, address: int, nbytes: int) -> bool:
+        return is_mapped(address, nbytes)
 
     def memory_stats(self) -> MemoryStats:
         self._enter()

@@ -187,7 +187,7 @@ def _run_waiting(m: Module) -> None:
             with f.if_(now.v > deadline):
                 f.ret(Result.SLICE)
         aborted, leaving = _leaving(f, ctx)
-        kept, resumed = f.var("i64", 0), f.var("i64", 0)
+        kept, resumed, worked = f.var("i64", 0), f.var("i64", 0), f.var("i64", 0)
         with f.range(count) as k:
             program = f.load(suspended, k)
             frame = f.offset(arena, program * stride)
@@ -201,12 +201,21 @@ def _run_waiting(m: Module) -> None:
                 word = f.load(poll, Poll.ADDRESS, "ptr")
                 width = f.load(poll, Poll.WIDTH)
                 with f.if_(word.to("i64").eq(0)) as always:
+                    # A loop that polls by itself: resumed every round, until its time is over.
                     outcome.set(0)
+                    since = f.load(poll, Poll.START)
+                    with f.if_(since.eq(0)) as first:
+                        f.store(poll, Poll.START, now)
+                    with first.otherwise(), f.if_((now.v - since) > timeout):
+                        outcome.set(2)
+                        _report_poll(f, record, FaultKind.WAIT_TIMEOUT, program, poll)
                 with always.otherwise():
                     seen = f.call("seen", word, width)
                     holds = f.call("holds", seen, f.load(poll, Poll.EXPECTED), f.load(poll, Poll.CMP), width)
                     with f.if_(holds) as ready:
                         outcome.set(0)
+                        worked.add(1)
+                        f.store(poll, Poll.START, 0)  # the next wait of this program has its own bound
                     with ready.otherwise():
                         since = f.load(poll, Poll.START)
                         with f.if_(since.eq(0)) as first:
@@ -217,7 +226,6 @@ def _run_waiting(m: Module) -> None:
             keep = f.var("i64", 1)
             with f.if_(outcome.v >= 0):
                 f.store(poll, Poll.OUTCOME, outcome)
-                f.store(poll, Poll.START, 0)  # the next wait of this program has its own bound
                 f.call_address(f.load(frame, 0, "ptr"), "void", frame, convention="fastcc")
                 resumed.add(1)
                 keep.set(f.load(frame).ne(0).to("i64"))
@@ -229,7 +237,13 @@ def _run_waiting(m: Module) -> None:
             f.rmw("add", job, Job.DONE, count - kept.v)
         f.store(e, Exec.BUDGET, f.load(e, Exec.BUDGET) - count)
         with f.if_(resumed.v.ne(0)) as some:
-            awake(f, e)
+            with f.if_(worked.v.ne(0)) as progress:
+                awake(f, e)
+            with progress.otherwise():  # others may need this core for what the loops wait for
+                looks = f.load(e, Exec.IDLE) + 1
+                f.store(e, Exec.IDLE, looks)
+                with f.if_((looks & 63).eq(0)):
+                    f.call("sched_yield")
             with f.if_(count > 1):  # what one program costs matters only where there are several
                 before = now.v
                 read_clock()

@@ -1,0 +1,52 @@
+"""What each rank launches on a mailbox: a table of signature and name in symmetric memory, for error messages.
+
+A mailbox word carries 24 bits of signature, enough to see that two launches do not match and too little to say
+what the other one was. Each rank writes its own table from the host, before it launches; a rank that meets a
+foreign signature reads everybody's. Only where the host may load device addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+__all__ = ["NBYTES", "Labels"]
+
+ENTRIES = 32
+ENTRY_BYTES = 96
+NBYTES = ENTRIES * ENTRY_BYTES
+"""Bytes on every rank."""
+
+
+class Labels:
+    """The tables of all ranks, as mapped here. The last `ENTRIES` different launches of a rank are known."""
+
+    __slots__ = ("_addresses", "_known", "_rank")
+
+    def __init__(self, addresses: Sequence[int], rank: int) -> None:
+        self._addresses = tuple(addresses)
+        self._rank = rank
+        self._known: dict[int, int] = {}
+
+    def note(self, signature: int, label: str) -> None:
+        """Tell everybody what this rank means by `signature`."""
+        if signature in self._known:
+            return
+        entry = len(self._known) % ENTRIES
+        self._known[signature] = entry
+        text = label.encode()[: ENTRY_BYTES - 9]
+        at = self._addresses[self._rank] + entry * ENTRY_BYTES
+        # The signature last: a reader that finds it finds the text of it, or of the one before in the worst case.
+        ctypes.memmove(at + 8, text.ljust(ENTRY_BYTES - 8, b"\0"), ENTRY_BYTES - 8)
+        ctypes.memmove(at, signature.to_bytes(8, "little"), 8)
+
+    def find(self, signature: int) -> tuple[int, str] | None:
+        """(rank, what it launches) of the first other rank that has noted `signature`; else of this one; else None."""
+        order = [r for r in range(len(self._addresses)) if r != self._rank] + [self._rank]
+        for rank in order:
+            table = ctypes.string_at(self._addresses[rank], NBYTES)
+            for entry in range(ENTRIES):
+                raw = table[entry * ENTRY_BYTES : (entry + 1) * ENTRY_BYTES]
+                if signature and int.from_bytes(raw[:8], "little") == signature:
+                    return rank, raw[8:].rstrip(b"\0").decode(errors="replace")
+        return None

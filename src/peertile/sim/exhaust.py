@@ -1,0 +1,232 @@
+"""All schedules of a small case, one per class: dynamic partial-order reduction with sleep sets.
+
+Two steps are dependent if their operations reach one word and one of them writes it; steps that are not may
+change places without anybody telling. After each run, for every two dependent steps that nothing else orders,
+the other order is put down as work. A wait and the write that lets it pass are never tried in the other order.
+Values (which replaced value a read returns, who is admitted) are all tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peertile.meaning.numbers import satisfies
+from peertile.sim.memory import Object
+from peertile.sim.program import Program
+from peertile.sim.runs import Case, Outcome
+from peertile.sim.sites import Verb
+from peertile.sim.words import SIGNED, Word
+
+__all__ = ["Exhaustive"]
+
+
+class _Pruned(Exception):
+    """Everything that could go on here was covered by other runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """What a task does next: on which word, whether it writes, and for a wait its condition. `place` None with
+    `alone`: it touches no word; without: it may touch anything."""
+
+    place: tuple[int, int] | None
+    writes: bool
+    alone: bool = False
+    wait: tuple[Any, Any, Any, Any] | None = None
+
+    def depends(self, other: _Next) -> bool:
+        if self.alone or other.alone:
+            return False
+        if self.place is None or other.place is None:
+            return True
+        same = self.place[0] == other.place[0] and (
+            self.place[1] == other.place[1] or self.place[1] < 0 or other.place[1] < 0
+        )
+        return same and (self.writes or other.writes)
+
+
+_ALONE = _Next(None, False, alone=True)
+_ANY = _Next(None, True)
+
+
+def _next_of(task: Any) -> tuple[_Next, bool]:
+    """The next operation of a ready task, and whether it can do it."""
+    if not isinstance(task, Program):
+        return _ANY, True
+    at = task.at
+    if task.machine.resident is not None and at is None:
+        return _ANY, True
+    if at is None or task.site is None:
+        return _ALONE, True
+    reads = task.site.verb_kind in (Verb.READS, Verb.WAITS)
+    if isinstance(at, Word):
+        place = (at.home.base, at.offset)
+        if task.site.verb_kind is Verb.WAITS and task.expected is not None:
+            cmp, expected = task.expected
+            dtype = SIGNED[at.dtype] if task.site.signed else at.dtype
+            able = satisfies(cmp, task.site.seen(at.value), expected, dtype)
+            return _Next(place, False, wait=(cmp, expected, dtype, task.site)), able
+        return _Next(place, not reads), True
+    if isinstance(at, Object):
+        return _Next((at.base, -1), not reads), True
+    return _ANY, True
+
+
+@dataclass(slots=True)
+class _Node:
+    """One choice of the current path: of a task, or of a value below `n`."""
+
+    n: int = 0
+    chosen: int = 0
+    able: dict[int, _Next] = field(default_factory=dict)
+    sleep: dict[int, _Next] = field(default_factory=dict)
+    todo: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    before: Any = None
+
+    @property
+    def is_task(self) -> bool:
+        return self.n == 0
+
+
+class _Path:
+    """The chooser of one run: repeats the nodes of the path, then extends it."""
+
+    every = True
+
+    def __init__(self, nodes: list[_Node]) -> None:
+        self.nodes = nodes
+        self.taken: list[int] = []
+        self.at = 0
+        self.pruned = False
+
+    def run(self, case: Case) -> Outcome:
+        """One run of `case` along this path."""
+        try:
+            return case.run(self)
+        except _Pruned:
+            self.pruned = True
+            return Outcome(None, tuple(self.taken), 0, None)  # type: ignore[arg-type]
+
+    def task(self, ready: Sequence[Any], current: int) -> int:
+        found = [(task.entry, *_next_of(task)) for task in ready]
+        able = {entry: what for entry, what, can in found if can}
+        if not able:  # waits that will park: their order tells nobody
+            self.taken.append((0 - current) % len(ready))
+            return 0
+        if self.at < len(self.nodes):
+            node = self.nodes[self.at]
+        else:
+            node = _Node(able=able)
+            previous = next((m for m in reversed(self.nodes) if m.is_task), None)
+            if previous is not None:
+                step = previous.able[previous.chosen]
+                asleep = {**previous.sleep, **{e: previous.able[e] for e in previous.done if e in previous.able}}
+                node.sleep = {
+                    e: what for e, what in asleep.items() if e != previous.chosen and not what.depends(step)
+                }
+            awake = [e for e in able if e not in node.sleep]
+            if not awake:
+                raise _Pruned
+            node.chosen = awake[0]
+            self.nodes.append(node)
+        self.at += 1
+        k = next(k for k, task in enumerate(ready) if task.entry == node.chosen)
+        task = ready[k]
+        node.before = task.at.value if isinstance(getattr(task, "at", None), Word) else None
+        self.taken.append((k - current) % len(ready))
+        return k
+
+    def value(self, n: int) -> int:
+        if self.at < len(self.nodes):
+            node = self.nodes[self.at]
+        else:
+            node = _Node(n=n)
+            self.nodes.append(node)
+        self.at += 1
+        self.taken.append(node.chosen)
+        return node.chosen
+
+
+class Exhaustive:
+    """The search: `next()` gives a chooser for one more run, None when nothing is left."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+        self._started = False
+
+    def next(self) -> _Path | None:
+        if self._started:
+            self._find_work()
+            if not self._backtrack():
+                return None
+        self._started = True
+        return _Path(self._nodes)
+
+    def _backtrack(self) -> bool:
+        """Shortens the path to its last choice with work left, and takes that up."""
+        nodes = self._nodes
+        while nodes:
+            node = nodes[-1]
+            if not node.is_task:
+                if node.chosen + 1 < node.n:
+                    node.chosen += 1
+                    return True
+            else:
+                node.done.add(node.chosen)
+                left = sorted(e for e in node.todo - node.done if e not in node.sleep)
+                if left:
+                    node.chosen = left[0]
+                    return True
+            nodes.pop()
+        return False
+
+    def _find_work(self) -> None:
+        """Puts down the other order of every two dependent steps of the path that nothing else orders."""
+        steps = [node for node in self._nodes if node.is_task]
+        clocks: dict[int, dict[int, int]] = {}
+        # For each place, the steps on it so far that a later one can depend on.
+        history: dict[Any, list[tuple[int, _Node, dict[int, int]]]] = {}
+        wild: list[tuple[int, _Node, dict[int, int]]] = []
+        for i, node in enumerate(steps):
+            p, what = node.chosen, node.able[node.chosen]
+            clock = clocks.setdefault(p, {})
+            if what.alone:
+                clock[p] = i + 1
+                continue
+            if what.place is None:
+                earlier = [s for found in history.values() for s in found] + wild
+            else:
+                earlier = [
+                    s for (base, _), found in history.items() if base == what.place[0] for s in found
+                ] + wild
+            for j, other, after in sorted(earlier, key=lambda s: -s[0]):
+                q, did = other.chosen, other.able[other.chosen]
+                if q == p or not did.depends(what):
+                    continue
+                if clock.get(q, 0) <= j and not _lets_pass(other, did, what):
+                    if p in other.able:
+                        other.todo.add(p)
+                    else:
+                        # Not able there: whoever leads to it, or everybody.
+                        leading = [e for e in other.able if clock.get(e, 0) > j + 1 or e == p]
+                        other.todo.update(leading[:1] or other.able)
+                for e, c in after.items():
+                    if clock.get(e, 0) < c:
+                        clock[e] = c
+            clock[p] = i + 1
+            kept = (i, node, dict(clock))
+            if what.place is None:
+                wild.append(kept)
+            else:
+                history.setdefault(what.place, []).append(kept)
+
+
+def _lets_pass(node: _Node, did: _Next, what: _Next) -> bool:
+    """Whether `what` is a wait that could not have passed before the write `did`."""
+    if what.wait is None or not did.writes or node.before is None:
+        return False
+    cmp, expected, dtype, site = what.wait
+    return not satisfies(cmp, site.seen(node.before), expected, dtype)

@@ -1,0 +1,178 @@
+"""Exploration of a case: many random schedules, or all that differ, with confirmation and shrinking of what is found.
+
+A race that the event rule predicts is reported once a run shows it under what was read alone: the same run, or
+one in which the earlier agent is held right after its access. A failing schedule is shrunk to few switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from peertile.sim.choices import RandomChooser, ReplayChooser
+from peertile.sim.exhaust import Exhaustive
+from peertile.sim.machine import Park
+from peertile.sim.runs import Case, Outcome
+from peertile.sim.verdicts import Race, Replay, Verdict
+from peertile.sim.words import Rule
+
+__all__ = ["Report", "exhaust", "explore"]
+
+DIRECTED_RUNS: Final = 6
+SHRINKS: Final = 120
+
+
+@dataclass
+class Report:
+    """What an exploration found, and what it covered."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    schedules: int = 0
+    complete: bool = False
+    """Every schedule that differs was run."""
+    steps: int = 0
+    seed: int | None = None
+    unconfirmed: int = 0
+    """Races that the event rule predicted and no directed run showed."""
+    abstractions: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        return not self.verdicts
+
+    def statement(self) -> str:
+        """What a clean verdict means, and what it does not."""
+        if self.complete:
+            text = f"all schedules: {self.schedules} runs cover every order of synchronising operations"
+        else:
+            text = f"{self.schedules} random schedules from seed {self.seed} of an unknown total"
+        if self.unconfirmed:
+            text += f"; {self.unconfirmed} predicted races could not be shown and were left out"
+        parts = [
+            text,
+            "races on words that only go up do not depend on the schedule, unless values or admission steer the program",
+            *self.abstractions,
+        ]
+        return "\n".join(parts)
+
+
+class _Directed(ReplayChooser):
+    """Repeats a run until the held agent is held, then goes on at random."""
+
+    def __init__(self, choices: Sequence[int], park: Park, seed: str) -> None:
+        super().__init__(choices)
+        self.park = park
+        self.random = RandomChooser(seed)
+
+    def task(self, ready: Sequence[Any], current: int) -> int:
+        if self.park.active:
+            return self.random.task(ready, current)
+        return super().task(ready, current)
+
+    def value(self, n: int) -> int:
+        return self.random.value(n) if self.park.active else super().value(n)
+
+
+def confirm(case: Case, outcome: Outcome) -> bool:
+    """Whether a race can be shown under what was read alone."""
+    verdict = outcome.verdict
+    if not isinstance(verdict, Race):
+        return True
+    again = case.run(ReplayChooser(outcome.choices), rule=Rule.READS_FROM)
+    if isinstance(again.verdict, Race):
+        return True
+    if verdict.origin is None:
+        return False
+    for k in range(DIRECTED_RUNS):
+        park = Park(*verdict.origin)
+        directed = case.run(_Directed(outcome.choices, park, f"directed {k}"), rule=Rule.READS_FROM, park=park)
+        if isinstance(directed.verdict, Race):
+            return True
+    return False
+
+
+def shrink(case: Case, outcome: Outcome, limit: int = SHRINKS) -> tuple[int, ...]:
+    """Choices with as few switches as can be found that show the same fault."""
+    assert outcome.verdict is not None
+    key = outcome.verdict.key
+    best = list(outcome.choices)
+    tried = 0
+
+    def holds(choices: list[int]) -> bool:
+        nonlocal tried
+        tried += 1
+        found = case.run(ReplayChooser(choices)).verdict
+        return found is not None and found.key == key
+
+    while best and best[-1] == 0:
+        best.pop()
+    size = max(len(best) // 2, 1)
+    while size >= 1 and tried < limit:
+        at = 0
+        while at < len(best) and tried < limit:
+            if any(best[at : at + size]):
+                trial = [*best[:at], *[0] * len(best[at : at + size]), *best[at + size :]]
+                if holds(trial):
+                    best = trial
+            at += size
+        size //= 2
+    while best and best[-1] == 0:
+        best.pop()
+    return tuple(best)
+
+
+def explore(
+    case: Case, schedules: int = 100, seed: int = 0, *, stop_at: int = 1, shrinks: int = SHRINKS, confirms: bool = True
+) -> Report:
+    """Runs `schedules` random schedules; stops after `stop_at` different faults."""
+    report = Report(seed=seed)
+    seen: set[Any] = set()
+    for k in range(schedules):
+        outcome = case.run(RandomChooser(seed + k))
+        report.schedules += 1
+        report.steps += outcome.steps
+        verdict = outcome.verdict
+        if verdict is None or verdict.key in seen:
+            continue
+        seen.add(verdict.key)
+        if confirms and not confirm(case, outcome):
+            report.unconfirmed += 1
+            continue
+        report.verdicts.append(settle(case, outcome, seed + k, shrinks))
+        if len(report.verdicts) >= stop_at:
+            break
+    return report
+
+
+def settle(case: Case, outcome: Outcome, seed: int | None, shrinks: int = SHRINKS) -> Verdict:
+    """The verdict of the shrunk schedule, with its replay."""
+    verdict = outcome.verdict
+    assert verdict is not None
+    if not shrinks:
+        return replace(verdict, replay=Replay(seed, tuple(outcome.choices)))
+    choices = shrink(case, outcome, shrinks)
+    again = case.run(ReplayChooser(choices)).verdict
+    shown = again if again is not None and again.key == verdict.key else verdict
+    return replace(shown, replay=Replay(seed, choices))
+
+
+def exhaust(case: Case, limit: int = 100_000, *, confirms: bool = True) -> Report:
+    """Runs every schedule that differs in the order of operations on a common word, up to `limit` runs."""
+    report = Report()
+    search = Exhaustive()
+    while report.schedules < limit:
+        chooser = search.next()
+        if chooser is None:
+            report.complete = True
+            break
+        outcome = chooser.run(case)
+        report.schedules += not chooser.pruned
+        report.steps += outcome.steps
+        if outcome.verdict is not None and not chooser.pruned:
+            if confirms and not confirm(case, outcome):
+                report.unconfirmed += 1
+                continue
+            report.verdicts.append(settle(case, outcome, None, 0))
+            break
+    return report

@@ -1,0 +1,169 @@
+"""Tiny programs written by hand, one generator per program: what the model's own tests and litmus tests are made of.
+
+    def first(p):                     def second(p):
+        p.write(x)                        yield from p.wait(f, 1)
+        yield from p.put(f, 1)            p.read(x)
+
+    case = script_case([first, second])
+
+A cell is one element of 8 bytes. Every access may name its order, scope and proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from peertile.dtypes import DType, u64
+from peertile.ir.types import Access, Space, ViewType
+from peertile.memory_model import Cmp, Order, Rmw, Scope
+from peertile.sim.launches import Launch
+from peertile.sim.machine import Machine
+from peertile.sim.memory import View
+from peertile.sim.program import Program
+from peertile.sim.runs import Case
+from peertile.sim.sites import Site, Verb
+from peertile.sim.streams import Stream
+from peertile.sim.translate import Translation
+
+__all__ = ["Actor", "Body", "Cell", "script_case"]
+
+
+class Cell:
+    """One element that a script accesses: `name`, the rank whose memory it is, what it starts with (None: never
+    written)."""
+
+    def __init__(self, name: str, rank: int = 0, start: int | None = 0, dtype: DType = u64, at: Cell | None = None) -> None:
+        self.name = name
+        self.rank = rank
+        self.start = start
+        self.dtype = dtype
+        self.at = at
+        """A cell whose first bytes this one shares."""
+
+
+class Actor:
+    """What a script's program does, by name. Methods that order are generators."""
+
+    def __init__(self, program: Program, views: Callable[[Cell], View]) -> None:
+        self.program = program
+        self.rank = program.rank
+        self.got: list[Any] = []
+        self._views = views
+
+    def _site(self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None) -> Site:
+        code = f"{verb.value} {cell.name}"
+        signed = cell.dtype.bits if cell.dtype.min < 0 else 0
+        return Site(verb, cell.name, cell.dtype.itemsize, order, scope, code=code, signed=signed)
+
+    def read(self, cell: Cell) -> Any:
+        return self.program.word_load(self._site(Verb.READS, cell), self._views(cell), (0,))
+
+    def write(self, cell: Cell, value: int = 1) -> None:
+        self.program.word_store(self._site(Verb.WRITES, cell), self._views(cell), (0,), value)
+
+    def get(
+        self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
+    ) -> Generator[Any, None, Any]:
+        site = self._site(Verb.READS, cell, order, scope)
+        word = self.program.word(site, self._views(cell), (0,))
+        yield
+        value = self.program.load_word(site, word)
+        self.got.append(value)
+        return value
+
+    def put(
+        self, cell: Cell, value: int, order: Order = Order.RELEASE, scope: Scope = Scope.SYSTEM
+    ) -> Generator[Any, None, None]:
+        site = self._site(Verb.WRITES, cell, order, scope)
+        word = self.program.word(site, self._views(cell), (0,))
+        yield
+        self.program.store_word(site, word, value)
+
+    def add(
+        self, cell: Cell, value: int = 1, order: Order = Order.RELEASE, scope: Scope = Scope.SYSTEM, rmw: Rmw = Rmw.ADD
+    ) -> Generator[Any, None, Any]:
+        site = self._site(Verb.UPDATES, cell, order, scope)
+        word = self.program.word(site, self._views(cell), (0,))
+        yield
+        return self.program.rmw_word(site, word, value, rmw)
+
+    def wait(
+        self, cell: Cell, value: int, cmp: Cmp = Cmp.AT_LEAST, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
+    ) -> Generator[Any, None, Any]:
+        site = self._site(Verb.WAITS, cell, order, scope)
+        program = self.program
+        word = program.word(site, self._views(cell), (0,))
+        program.expected = (cmp, value)
+        yield
+        while program.blocked(site, word, cmp, value):
+            yield True
+        return program.pass_wait(site, word, cmp, value)
+
+    def fence(self, scope: Scope = Scope.SYSTEM) -> None:
+        self.program.fence(Site(Verb.UPDATES, "fence", 1, Order.ACQ_REL, scope), scope)
+
+
+Body = Callable[[Actor], Any]
+
+
+def script_case(
+    programs: Sequence[Body | tuple[int, Body]],
+    *,
+    ranks: int | None = None,
+    resident: int | None = None,
+    stale: bool = True,
+    max_steps: int = 20_000,
+    done: Callable[[list[Actor]], None] | None = None,
+) -> Case:
+    """A case of `programs`, each a body or (rank, body); those of one rank are the programs of one launch.
+    `done(actors)` is called at the end of a clean run."""
+    placed = [p if isinstance(p, tuple) else (0, p) for p in programs]
+    count = max(rank for rank, _ in placed) + 1 if ranks is None else ranks
+    kept: dict[int, list[Actor]] = {}
+
+    def build(machine: Machine) -> None:
+        views: dict[int, View] = {}
+        actors = kept[0] = []
+        cells: list[Cell] = []
+
+        def view(cell: Cell) -> View:
+            found = views.get(id(cell))
+            if found is None:
+                t = ViewType(cell.dtype, 1, Access.READ_WRITE, Space.PEER)
+                if cell.at is not None:
+                    target = view(cell.at).object
+                else:
+                    start = np.zeros(8, np.uint8)
+                    target = machine.memory.make(
+                        8, cell.rank, cell.name, zeroed=cell.start is not None, backing=start
+                    )
+                    if cell.start is not None:
+                        target.set(cell.dtype, 0, cell.start)
+                found = views[id(cell)] = View(t, target, 0, (1,), (cell.dtype.itemsize,), cell.name)
+                cells.append(cell)
+            return found
+
+        for rank in range(count):
+            bodies = [body for r, body in placed if r == rank]
+            if not bodies:
+                continue
+
+            def start(program: Program, bodies: Sequence[Body] = bodies) -> Generator[Any, None, None]:
+                actor = Actor(program, view)
+                actors.append(actor)
+                result = bodies[program.index](actor)
+                if result is not None:
+                    yield from result
+
+            translation = Translation(None, start, (), "", False)  # type: ignore[arg-type]
+            launch = Launch(machine, rank, translation, (len(bodies), 1, 1), (), name="the script")
+            Stream(machine, rank, 0, "stream 0").enqueue(launch)
+
+    def after(machine: Machine) -> None:
+        if done is not None:
+            done(sorted(kept[0], key=lambda a: (a.rank, a.program.index)))
+
+    return Case(build, ranks=count, resident=resident, stale=stale, max_steps=max_steps, after=after)

@@ -1,0 +1,491 @@
+"""Rank functions of the collective tests. No pytest here: every rank imports this."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+
+import peertile as pt
+import peertile.language as T
+from peertile.errors import PeertileError
+from peertile.library.collectives import Collectives
+from peertile.library.reductions import ReduceOp
+from peertile.library.selection import Algorithm
+
+COUNTS = (0, 1, 2, 7, 64, 1000, 4097)
+FEW = (0, 1, 7, 4097)
+BIG = 40_001
+ALGORITHMS = (None, *Algorithm)
+
+
+def vector(rank, n, dtype=pt.f32):
+    """Small integers: their sums are exact in every type and every order."""
+    low = -4 if dtype.is_signed else 0
+    return np.random.default_rng(1000 + rank).integers(low, 5, n).astype(np.float32).astype(dtype.numpy)
+
+
+def device_vector(rank, n, dtype=pt.f32):
+    return pt.asarray(vector(rank, n, dtype), dtype)
+
+
+def junk(n, dtype):
+    return pt.full((n,), 77, dtype)
+
+
+def fold(parts, op):
+    """What the collective promises, by numpy: rank order, f16 and bf16 in f32, integers wrap."""
+    dtype = parts[0].dtype
+    wide = np.float32 if dtype.itemsize < 4 and dtype.kind not in "iub" else dtype
+    acc = parts[0].astype(wide)
+    function = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(op.value, np.add)
+    with np.errstate(all="ignore"):
+        for part in parts[1:]:
+            acc = function(acc, part.astype(wide))
+        if op is ReduceOp.AVG:
+            acc = acc / wide(len(parts)) if callable(wide) else acc / acc.dtype.type(len(parts))
+        return acc.astype(dtype)
+
+
+def same(got, expected, what=""):
+    """Equal to the bit, but for the bits of a NaN."""
+    assert got.dtype == expected.dtype, what
+    assert got.shape == expected.shape, what
+    if got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, expected, err_msg=what)
+        return
+    nan = np.isnan(expected.astype(np.float64))
+    assert np.array_equal(np.isnan(got.astype(np.float64)), nan), what
+    bits = f"u{got.dtype.itemsize}"
+    np.testing.assert_array_equal(got.view(bits)[~nan], expected.view(bits)[~nan], err_msg=what)
+
+
+def usable(algorithm, n, dtype=pt.f32):
+    if algorithm is Algorithm.FLAGGED:
+        return n <= 256 and dtype.itemsize in (2, 4)
+    if algorithm is Algorithm.ONE_SHOT:
+        return n * dtype.itemsize <= 1 << 17
+    return algorithm is not Algorithm.RING or dtype.itemsize >= 4 or dtype.is_int
+
+
+def all_reduces(group, counts, algorithm, programs=None):
+    """Out of place, in place, twice in a row, with buffers overwritten as soon as a call returns."""
+    me, n = group.rank, group.size
+    with Collectives(group, programs=programs) as comm:
+        for count in counts:
+            if not usable(algorithm, count):
+                continue
+            parts = [vector(r, count) for r in range(n)]
+            expected, what = fold(parts, ReduceOp.SUM), f"{algorithm} {count}"
+            x, out = pt.asarray(parts[me], pt.f32), junk(count, pt.f32)
+            for _ in range(2):
+                x.copy_from(parts[me])
+                assert comm.all_reduce(x, out, algorithm=algorithm).sync() is out
+                x.copy_from(np.full(count, np.nan, np.float32))
+                same(out.numpy(), expected, what)
+                x.copy_from(parts[me])
+                comm.all_reduce(x, x, algorithm=algorithm).sync()
+                same(x.numpy(), expected, f"{what} in place")
+                x.copy_from(np.full(count, np.nan, np.float32))
+    return True
+
+
+def symmetric_all_reduces(group, counts, algorithm):
+    me, n = group.rank, group.size
+    with pt.SymmetricHeap(group, size_bytes=16 << 20) as heap, Collectives(heap) as comm:
+        for count in counts:
+            parts = [vector(r, count) for r in range(n)]
+            expected, what = fold(parts, ReduceOp.SUM), f"{algorithm} {count}"
+            x, out = heap.empty((count,), pt.f32), heap.empty((count,), pt.f32)
+            for _ in range(2):
+                for a, b in ((x, out), (x, x)):
+                    if not usable(algorithm, count) or (a is b and algorithm is Algorithm.ONE_SHOT):
+                        continue
+                    a.copy_from(parts[me])
+                    comm.all_reduce(a, b, algorithm=algorithm).sync()
+                    same(b.numpy(), expected, what)
+                    # Nobody may still read x, so it can be overwritten at once.
+                    x.copy_from(np.full(count, np.nan, np.float32))
+                local = junk(count, pt.f32)
+                x.copy_from(parts[me])
+                comm.all_reduce(x, local, algorithm=algorithm if usable(algorithm, count) else None).sync()
+                same(local.numpy(), expected, f"{what} to a local tensor")
+            heap.free(x)
+            heap.free(out)
+    return True
+
+
+def reductions(group, names, algorithms, count=70):
+    """Every reduction of every dtype that has it."""
+    me, n = group.rank, group.size
+    with Collectives(group) as comm:
+        for name, op, algorithm in itertools.product(names, ReduceOp, algorithms):
+            dtype = getattr(pt, name)
+            if (op is ReduceOp.AVG and not dtype.is_float) or not usable(algorithm, count, dtype):
+                continue
+            parts = [vector(r, count, dtype) for r in range(n)]
+            out = junk(count, dtype)
+            comm.all_reduce(pt.asarray(parts[me], dtype), out, op, algorithm=algorithm).sync()
+            expected = fold(parts, op)
+            same(out.numpy(), expected, f"{name} {op} {algorithm}")
+    return True
+
+
+def moves(group, counts, name="f32", programs=None):
+    """All-gather, all-to-all, reduce-scatter, broadcast and reduce, of user and symmetric tensors, twice."""
+    me, n, dtype = group.rank, group.size, getattr(pt, name)
+    reduces = not (dtype.is_float and dtype.bits == 8) and not dtype.is_bool
+    with pt.SymmetricHeap(group, size_bytes=32 << 20) as heap, Collectives(heap, programs=programs) as comm:
+        for count in counts:
+            parts = [vector(r, count, dtype) for r in range(n)]
+            wide = [vector(10 + r, count * n, dtype) for r in range(n)]
+            x, w = heap.empty((count,), dtype), heap.empty((n * count,), dtype)
+            spoiled = np.full(n * count, 3).astype(dtype.numpy)
+            for a, b in ((junk(count, dtype), junk(n * count, dtype)), (x, w)) * 2:
+                a.copy_from(parts[me])
+                b.copy_from(wide[me])
+                ops = [comm.all_gather(a), comm.all_to_all(b)]
+                if reduces:
+                    ops.append(comm.reduce_scatter(b))
+                results = [op.sync() for op in ops]
+                a.copy_from(spoiled[:count])
+                b.copy_from(spoiled)
+                got = [r.numpy().reshape(-1) for r in results]
+                mine = slice(me * count, (me + 1) * count)
+                same(got[0], np.concatenate(parts), f"all_gather {count}")
+                same(got[1], np.concatenate([v[mine] for v in wide]), f"all_to_all {count}")
+                if reduces:
+                    same(got[2], fold([v[mine] for v in wide], ReduceOp.SUM), f"reduce_scatter {count}")
+            heap.free(x)
+            heap.free(w)
+            for root in {0, n - 1}:
+                a, out = pt.asarray(parts[me], dtype), junk(count, dtype)
+                comm.broadcast(a, out, root=root).sync()
+                same(out.numpy(), parts[root], f"broadcast {count}")
+                comm.broadcast(a, root=root).sync()
+                a_now = a.numpy()
+                same(a_now, parts[root], f"broadcast in place {count}")
+                if reduces:
+                    a.copy_from(parts[me])
+                    total = comm.reduce(a, root=root).sync()
+                    if me == root:
+                        same(total.numpy(), fold(parts, ReduceOp.SUM), f"reduce {count}")
+            comm.barrier().sync()
+    return True
+
+
+def uneven(group, shares, name="f32"):
+    """Gather, and scatter back; then shares that differ for every pair of ranks."""
+    me, n, dtype = group.rank, group.size, getattr(pt, name)
+    parts = [vector(r, shares[r], dtype) for r in range(n)]
+    with Collectives(group) as comm:
+        for _ in range(2):
+            whole = comm.all_gather_v(pt.asarray(parts[me], dtype), shares).sync()
+            same(whole.numpy(), np.concatenate(parts), "all_gather_v")
+            back = comm.reduce_scatter_v(whole, shares, op=ReduceOp.MAX).sync()
+            same(back.numpy(), parts[me], "reduce_scatter_v")
+            sends = [[(5 * i + 3 * j) % 7 * 700 for j in range(n)] for i in range(n)]
+            rows = [vector(20 + r, sum(sends[r]), dtype) for r in range(n)]
+            got = comm.all_to_all_v(pt.asarray(rows[me], dtype), sends[me], [sends[r][me] for r in range(n)]).sync()
+            pieces = [rows[r][sum(sends[r][:me]) : sum(sends[r][: me + 1])] for r in range(n)]
+            same(got.numpy(), np.concatenate(pieces), "all_to_all_v")
+    return True
+
+
+def everything(group):
+    """A little of each, for ranks whose kernels are compiled in every process."""
+    shares = [18, 19, 18, 18, *[5] * group.size][: group.size]
+    return (
+        all_reduces(group, (7, 4097), None)
+        and symmetric_all_reduces(group, (BIG,), None)
+        and moves(group, (70,))
+        and uneven(group, shares)
+        and stress(group, 1, 40)
+    )
+
+
+def told(error):
+    """What a test compares of an error: its type and the first line of its message."""
+    return type(error).__name__, str(error).splitlines()[0]
+
+
+def caught(call):
+    try:
+        call()
+    except PeertileError as error:
+        return told(error)
+    return None
+
+
+def wait_until_failed(group, bound_s=20.0):
+    """Poll, bounded, until the group has failed."""
+    end = time.monotonic() + bound_s
+    while group.failure() is None:
+        assert time.monotonic() < end, "the group did not fail in time"
+        time.sleep(0.002)
+
+
+class Stalls:
+    """Latches that hold one rank at one point: it goes on only once every other rank has done what it can."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.ahead = [threading.Event() for _ in range(ranks)]
+
+    def hold(self, rank, bound_s=20.0):
+        for other, event in enumerate(self.ahead):
+            assert other == rank or event.wait(bound_s), f"rank {other} did not come"
+            event.clear()
+
+    def arrive(self, rank):
+        self.ahead[rank].set()
+
+
+def stalled(group, stalls, algorithm, rounds):
+    """In round k rank k mod n enters its call only after all others have submitted theirs."""
+    me, n, count = group.rank, group.size, 200
+    with Collectives(group) as comm:
+        x, out = junk(count, pt.f32), junk(count, pt.f32)
+        for k in range(rounds):
+            x.copy_from(vector(me, count) + k)
+            op = comm.all_reduce(x, out, algorithm=algorithm)
+            if k % n == me:
+                stalls.hold(me)
+                op.sync()
+            else:
+                running = op.submit()
+                stalls.arrive(me)
+                running.wait()
+            x.copy_from(np.full(count, np.nan, np.float32))
+            same(out.numpy(), sum(vector(r, count) + k for r in range(n)).astype(np.float32), f"round {k}")
+    return True
+
+
+def stress(group, seed, rounds):
+    """Random collectives of random sizes with random delays between and inside ranks; the same draw on every rank."""
+    me, n = group.rank, group.size
+    shared, own = np.random.default_rng(seed), np.random.default_rng((seed, me))
+    with pt.SymmetricHeap(group, size_bytes=32 << 20) as heap, Collectives(heap) as comm:
+        sx, so = heap.empty((4096,), pt.f32), heap.empty((4096,), pt.f32)
+        for k in range(rounds):
+            kind, count = int(shared.integers(8)), int(shared.choice([0, 1, 5, 64, 300, 4096, 20_000]))
+            delay = own.random()
+            if delay < 0.1:
+                end = time.perf_counter() + delay * 0.01
+                while time.perf_counter() < end:
+                    pass
+            parts = [vector(r, count) + k % 100 for r in range(n)]
+            total = sum(parts).astype(np.float32) if count else np.zeros(0, np.float32)
+            x = pt.asarray(parts[me], pt.f32)
+            if kind < 4:
+                algorithm = list(Algorithm)[kind]
+                got = comm.all_reduce(x, algorithm=algorithm if usable(algorithm, count) else None).sync()
+                same(got.numpy(), total, f"round {k}: {algorithm}")
+            elif kind == 4:
+                same(comm.all_gather(x).sync().numpy(), np.stack(parts), f"round {k}")
+            elif kind == 5:
+                root = k % n
+                same(comm.broadcast(x, root=root).sync().numpy(), parts[root], f"round {k}")
+            elif kind == 6:
+                comm.all_reduce(x, x).sync()
+                same(x.numpy(), total, f"round {k}: in place")
+            else:
+                sx.copy_from(vector(me, 4096) + k % 50)
+                comm.all_reduce(sx, so).sync()
+                same(so.numpy(), sum(vector(r, 4096) + k % 50 for r in range(n)).astype(np.float32), f"round {k}")
+                sx.copy_from(np.full(4096, np.nan, np.float32))
+    return True
+
+
+# ---------------------------------------------------------------- values
+
+
+def specials(group, algorithm, rows):
+    """`rows[r]` is what rank r gives. The bits of MIN, MAX and SUM that each rank got."""
+    results = []
+    with Collectives(group) as comm:
+        for name in ("f32", "bf16") if algorithm is Algorithm.ONE_SHOT else ("f32",):
+            dtype = getattr(pt, name)
+            if not usable(algorithm, len(rows[0]), dtype):
+                continue
+            x = pt.asarray(np.array(rows[group.rank]), dtype)
+            for op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.SUM):
+                got = comm.all_reduce(x, op=op, algorithm=algorithm).sync().numpy()
+                results.append((name, op.name, got.astype(np.float64).tolist()))
+    return results
+
+
+def random_sums(group, count, algorithm, name):
+    """Bytes of a sum whose rounding depends on the order, twice, and of the rank-order sum."""
+    dtype = getattr(pt, name)
+    parts = [
+        np.random.default_rng(r).standard_normal(count).astype(np.float32).astype(dtype.numpy)
+        for r in range(group.size)
+    ]
+    x = pt.asarray(parts[group.rank], dtype)
+    with Collectives(group) as comm:
+        got = [comm.all_reduce(x, algorithm=algorithm).sync().numpy().tobytes() for _ in range(2)]
+    return got, fold(parts, ReduceOp.SUM).tobytes()
+
+
+# ---------------------------------------------------------------- disagreement
+
+
+CALLS = {
+    "count": lambda comm, r: comm.all_reduce(device_vector(r, 8 - 2 * (r == 1))),
+    "count zero": lambda comm, r: comm.all_reduce(device_vector(r, 8 * (r != 1))),
+    "dtype": lambda comm, r: comm.all_reduce(device_vector(r, 8, pt.bf16 if r == 1 else pt.f32)),
+    "reduction": lambda comm, r: comm.all_reduce(device_vector(r, 8), op=ReduceOp.MAX if r == 1 else ReduceOp.SUM),
+    "algorithm": lambda comm, r: comm.all_reduce(
+        device_vector(r, 8), algorithm=Algorithm.TWO_SHOT if r == 1 else Algorithm.ONE_SHOT
+    ),
+    "collective": lambda comm, r: comm.barrier() if r == 1 else comm.all_reduce(device_vector(r, 8)),
+    "root": lambda comm, r: comm.broadcast(device_vector(r, 8), root=int(r == 1)),
+    "gather count": lambda comm, r: comm.all_gather(device_vector(r, 8 - (r == 1))),
+    "scatter count": lambda comm, r: comm.reduce_scatter(device_vector(r, group_size(comm) * (8 - (r == 1)))),
+    "flagged count": lambda comm, r: comm.all_reduce(device_vector(r, 8 - (r == 1)), algorithm=Algorithm.FLAGGED),
+    "pairs": lambda comm, r: comm.all_to_all_v(
+        device_vector(r, group_size(comm) + (r == 1)), [1 + (r == 1), *[1] * (group_size(comm) - 1)], [1] * group_size(comm)
+    ),
+}  # fmt: skip
+
+
+def group_size(comm):
+    return comm.group.size
+
+
+def disagrees(group, what, checked):
+    """One rank calls otherwise; then, after recovery, all call the same and it is right."""
+    n = group.size
+    with Collectives(group, checked=checked) as comm:
+        first = caught(lambda: CALLS[what](comm, group.rank).sync())
+        if not checked:
+            wait_until_failed(group)
+            group.recover()
+        for algorithm in (Algorithm.ONE_SHOT, Algorithm.FLAGGED, Algorithm.TWO_SHOT):
+            got = comm.all_reduce(device_vector(group.rank, 8), algorithm=algorithm).sync()
+            same(got.numpy(), fold([vector(r, 8) for r in range(n)], ReduceOp.SUM), str(algorithm))
+        same(comm.all_gather(device_vector(group.rank, 3)).sync().numpy(), np.stack([vector(r, 3) for r in range(n)]))
+    return first
+
+
+def side_by_side(group):
+    """Two communicators in turns, then on two streams at once; one communicator on two streams is refused."""
+    me, n = group.rank, group.size
+    device = pt.current_device()
+    a, b = device.stream("a"), device.stream("b")
+    expected = fold([vector(r, 300) for r in range(n)], ReduceOp.SUM)
+    with Collectives(group) as one, Collectives(group) as two:
+        for k in range(4):
+            comm = (one, two)[k % 2]
+            same(comm.all_reduce(device_vector(me, 300)).sync().numpy(), expected)
+        x, y = device_vector(me, 300), device_vector(me, 300)
+        first, second = one.all_reduce(x, x).submit(a), two.all_reduce(y, y).submit(b)
+        same(second.wait().numpy(), expected)
+        same(first.wait().numpy(), expected)
+    return True
+
+
+def two_streams(group):
+    """A communicator that waits for its peers on one stream is refused on another."""
+    device = pt.current_device()
+    a, b = device.stream("a"), device.stream("b")
+    with Collectives(group) as comm:
+        x, y = device_vector(group.rank, 8), device_vector(group.rank, 8)
+        group.barrier("ready")
+        error = None
+        if group.rank == 0:
+            running = comm.all_reduce(x, x).submit(a)
+            error = caught(lambda: comm.all_reduce(y, y).submit(b))
+            group.barrier("tried")
+            running.wait()
+        else:
+            group.barrier("tried")
+            comm.all_reduce(x, x).sync()
+        return error
+
+
+def subgroups(group):
+    """Overlapping groups, each with a communicator and staging of its own, interleaved."""
+    evens, ends = group.subgroup(tuple(range(0, group.size, 2))), group.subgroup((group.size - 1, 0))
+    comms = [None if sub is None else Collectives(sub) for sub in (group, evens, ends)]
+    for k in range(3):
+        for sub, comm in zip((group, evens, ends), comms, strict=True):
+            if comm is None:
+                continue
+            got = comm.all_reduce(device_vector(group.rank + k, 100)).sync()
+            same(got.numpy(), fold([vector(r + k, 100) for r in sub.world_ranks], ReduceOp.SUM))
+    for comm in comms:
+        if comm is not None:
+            comm.close()
+    return True
+
+
+def life(group):
+    """Close twice, use after close, memory given back to the heap."""
+    with pt.SymmetricHeap(group, size_bytes=16 << 20) as heap:
+        before = heap._arena.in_use
+        comm = Collectives(heap)
+        x = device_vector(group.rank, 8)
+        op = comm.all_reduce(x, x)
+        comm.close()
+        comm.close()
+        errors = [caught(op.sync), caught(lambda: comm.all_reduce(x, x).sync()), caught(lambda: comm.barrier().sync())]
+        assert heap._arena.in_use == before
+        with Collectives(heap) as again:
+            again.barrier().sync()
+    return errors
+
+
+def unequal_communicators(group):
+    return caught(lambda: Collectives(group, slot_bytes=1 << (16 + group.rank)))
+
+
+def dies(group, victim, kind):
+    """Collectives without end, until `victim` kills itself in the middle of one."""
+    with pt.SymmetricHeap(group, size_bytes=32 << 20) as heap, Collectives(heap) as comm:
+        x, y = device_vector(group.rank, 30_000), junk(30_000 * group.size, pt.f32)
+        sx = heap.zeros((30_000,), pt.f32)
+        calls = {
+            "all_reduce": lambda: comm.all_reduce(x, x),
+            "symmetric": lambda: comm.all_reduce(sx, sx, ReduceOp.MAX),
+            "ring": lambda: comm.all_reduce(x, x, algorithm=Algorithm.RING),
+            "all_gather": lambda: comm.all_gather(x, y),
+            "reduce_scatter": lambda: comm.reduce_scatter(y),
+            "all_to_all": lambda: comm.all_to_all(y),
+            "broadcast": lambda: comm.broadcast(x),
+            "barrier": comm.barrier,
+        }
+        if group.rank == victim:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            calls[kind]().sync()
+
+
+# ---------------------------------------------------------------- kernels of single cases
+
+
+@pt.kernel
+def sum_rounds(out: T.Exclusive, box: T.Mailbox, rounds: T.i32):
+    """Rounds inside one launch through a mailbox: the slots alternate by themselves."""
+    total = T.zeros(out.tile_shape, T.i64)
+    for e in T.range(rounds):
+        box.post(T.full((1,), 10 * e + T.rank(), T.i64))
+        seen = T.zeros((1,), T.i64)
+        for part in box.collect():
+            seen += part
+        total = total * 3 + seen
+    out.store(total)
+
+
+def short_waits(seconds=1.0):
+    return pt_config()._replace(wait_timeout_s=seconds)
+
+
+def pt_config():
+    from peertile.config import config
+
+    return config()
