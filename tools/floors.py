@@ -25,7 +25,7 @@ class Folder:
 
 
 # A module imports from folders of a lower step, or from its own. Two folders of one step never meet. `floor` is for
-# people; the step decides, since floors 2 and 5 have an order inside.
+# people; the step decides, since floors 2, 3, 5 and 7 have an order inside.
 FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
     (
         "F0 words",
@@ -52,6 +52,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
         (
             Folder("meaning", 30, ("meaning",), "the numpy meaning of every op, the oracle of differential tests"),
             Folder("backends", 30, ("backends",), "IR to native code (cpu: LLVM), the cache of binaries"),
+            Folder("sim", 31, ("sim",), "the simulated machine: memory, clocks, schedules, verdicts, exploration"),
         ),
     ),
     (
@@ -81,6 +82,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
     (
         "F7 edges",
         (
+            Folder("checker", 69, ("checker",), "unchanged programs, hosts and kernels, on the simulated machine"),
             Folder("testing", 70, ("testing",), "the test kit that is shipped: driver conformance, oracles"),
             Folder("cli", 71, ("cli",), "the `peertile` command"),
             Folder("peertile", 72, ("", "__main__"), "the public names, exported once"),

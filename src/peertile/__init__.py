@@ -48,7 +48,8 @@ from peertile.errors import (
 )
 from peertile.kernel import KernelFunction, LaunchOp, kernel
 from peertile.runtime.device import Device, Stream
-from peertile.runtime.op import DeviceOp, Submission
+from peertile.runtime.future import DeviceFuture
+from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device, open_device, use_device
 from peertile.runtime.tensor import Partition, Tensor
 
@@ -63,6 +64,7 @@ __all__ = [
     "DType",
     "Device",
     "DeviceFault",
+    "DeviceFuture",
     "DeviceOp",
     "Group",
     "InternalError",
@@ -81,7 +83,6 @@ __all__ = [
     "Signal",
     "SignatureMismatch",
     "Stream",
-    "Submission",
     "SymmetricHeap",
     "SymmetricTensor",
     "SymmetryError",

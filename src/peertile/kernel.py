@@ -11,6 +11,7 @@ import functools
 import importlib
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -32,20 +33,24 @@ from peertile.errors import (
     OutOfBounds,
     PeertileError,
     SignatureMismatch,
+    UsageError,
     WaitTimeout,
 )
 from peertile.ir.types import Access, MailboxType, PointerType, TileType, Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.printing import sink_for
 from peertile.runtime.argument import Argument, Use, canonical, pack_words
+from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle
-from peertile.runtime.op import DeviceOp, ExecutionContext
+from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
+from peertile.runtime.site import call_site
+from peertile.runtime.stream import Stream
 from peertile.runtime.tensor import Partition, Tensor
 from peertile.source import Loc
 
-__all__ = ["Grid", "KernelFunction", "LaunchOp", "Specialization", "kernel"]
+__all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
 
 Grid = tuple[int, int, int]
 
@@ -62,8 +67,30 @@ class ChannelArgument(Protocol):
     def channel_argument(self) -> Argument: ...
 
 
+class KernelInput(Protocol):
+    """Objects of one's own that a `T.Shared` parameter takes: the launch reads the tensor that they give.
+
+    `retain(owner)` keeps an object alive until every launch of the binding is over (in a graph: as long as the
+    graph), beside the tensor's own memory.
+    """
+
+    def kernel_input(self, retain: Callable[[object], None]) -> Tensor:
+        """The tensor to read."""
+
+
+class KernelOutput(Protocol):
+    """Objects of one's own that a `T.Exclusive` parameter takes: the launch writes the partition that they give."""
+
+    def kernel_output(self, retain: Callable[[object], None]) -> Partition:
+        """The partition to write."""
+
+
 class GroupLike(Protocol):
     """What a launch needs of a group of ranks."""
+
+    @property
+    def serial(self) -> int:
+        """Never 0 and never used again: what is kept per group must not be found by a later one."""
 
     @property
     def rank(self) -> int: ...
@@ -100,7 +127,7 @@ def _compiler() -> Compiler:
 class Specialization:
     """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
-    __slots__ = ("binary", "captures", "compiled", "modules", "options")
+    __slots__ = ("binary", "captures", "compiled", "modules", "most_ns", "ns_per_program", "options", "timed")
 
     def __init__(self, compiled: Compiled, captures: Snapshot) -> None:
         self.compiled = compiled
@@ -108,13 +135,24 @@ class Specialization:
         self.binary = compiled.binary
         self.modules: dict[int, ModuleHandle] = {}
         self.options: dict[int, LaunchOptions] = {}
+        # How long launches took: `await` does what is known to be brief on the thread that it has.
+        self.ns_per_program: float | None = None
+        self.most_ns = 1 << 62
+        self.timed = 0
+
+    def took(self, ns: int, programs: int) -> None:
+        """A launch was timed on the thread that ran it."""
+        self.timed += 1
+        mean = ns / max(programs, 1)
+        self.ns_per_program = mean if self.ns_per_program is None else min(self.ns_per_program, mean)
 
 
 class _Bound:
     """Arguments of one call, bound and packed."""
 
     __slots__ = (
-        "arguments", "consts", "device", "given", "grid", "group", "groups", "key", "packed", "params", "spec", "uses",
+        "arguments", "consts", "device", "given", "grid", "group", "groups", "keep", "key", "packed", "params",
+        "spec", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +166,9 @@ class _Bound:
         device: Device,
         group: GroupLike | None,
         groups: dict[str, int] | None,
+        keep: list[Any],
     ) -> None:
+        self.keep = keep
         self.groups = groups
         self.given = given
         self.params = params
@@ -143,6 +183,14 @@ class _Bound:
         # one binding does not check and join them again.
         self.packed: bytes | None = None
         self.spec: Specialization | None = None
+
+    def without_handles(self) -> _Bound:
+        """For the submission to keep: without the user's handles, whose views end when the user drops them."""
+        if not any(use.storage.borrows for use in self.uses):
+            return self
+        return _Bound(
+            (), self.params, self.arguments, self.consts, self.key, self.grid, self.device, self.group, self.groups, []
+        )
 
 
 _SCALAR_FORMAT = {
@@ -178,16 +226,25 @@ def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
     return Argument(canonical(TileType(dtype)), words, (), None)
 
 
+class _LazyArgument(Exception):
+    """An argument is an operation that has not run."""
+
+
 def _wrong(param: KernelParam, expected: str, value: Any) -> ArgumentError:
+    if isinstance(value, DeviceOp):
+        raise _LazyArgument
     return ArgumentError(f"{param.name}: expected {expected}, got {type(value).__name__}")
 
 
-def _bind_one(param: KernelParam, value: Any) -> Argument:
+def _bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
     """The argument for a run-time parameter; ArgumentError says what the role takes."""
     role = param.role
     if role is Role.SHARED:
         if isinstance(value, Tensor):
             return value.shared_argument()
+        if hasattr(value, "kernel_input"):
+            own: KernelInput = value
+            return own.kernel_input(keep.append).shared_argument()
         local = getattr(value, "local", None)
         if isinstance(local, Tensor):
             return local.shared_argument()
@@ -195,12 +252,17 @@ def _bind_one(param: KernelParam, value: Any) -> Argument:
     if role is Role.EXCLUSIVE:
         if isinstance(value, Partition):
             return value.exclusive_argument()
+        if hasattr(value, "kernel_output"):
+            target: KernelOutput = value
+            return target.kernel_output(keep.append).exclusive_argument()
         raise _wrong(param, "a partition (T.Exclusive); write tensor.partition(tile_shape)", value)
     if role is Role.ACCUMULATE:
         if isinstance(value, Tensor):
             return value.accumulate_argument()
         raise _wrong(param, "a Tensor (T.Accumulate); make one with pt.zeros", value)
     if role is Role.SCALAR:
+        if isinstance(value, DeviceOp):
+            raise _LazyArgument
         return _scalar(param.name, value, param.dtype)
     if role is Role.PEER:
         if hasattr(value, "peer_argument"):
@@ -247,7 +309,28 @@ class KernelFunction:
         return f"<kernel {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> LaunchOp:
-        return LaunchOp(self, self.bind(args, kwargs, None))
+        return self._op(args, kwargs, None)
+
+    def _op(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> LaunchOp:
+        try:
+            bound = self.bind(args, kwargs, grid)
+        except _LazyArgument:
+            return _DeferredLaunchOp(self, args, kwargs, grid)
+        return LaunchOp(self, bound)
+
+    def warm_up(self, *args: Any, grid: int | tuple[int, ...] | None = None, **kwargs: Any) -> None:
+        """Compile and load for arguments like these, and run nothing. Tensors may be described (`pt.tensor_spec`).
+
+        >>> import peertile as pt
+        >>> from peertile.cli.bench_kernels import vector_add
+        >>> x = pt.tensor_spec((1000,), pt.f32)
+        >>> vector_add.warm_up(x.partition(128), x, x)
+        """
+        full: Grid | None = None
+        if grid is not None:
+            full = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]  # type: ignore[assignment]
+        bound = self.bind(args, kwargs, full)
+        _loaded(self.specialize(bound), bound.device)
 
     def grid(self, *extents: int) -> Callable[..., LaunchOp]:
         """Launch over a grid of 1 to 3 axes: `kernel.grid(64)(args)`."""
@@ -256,7 +339,7 @@ class KernelFunction:
         full: Grid = (*extents, 1, 1)[:3]  # type: ignore[assignment]
 
         def call(*args: Any, **kwargs: Any) -> LaunchOp:
-            return LaunchOp(self, self.bind(args, kwargs, full))
+            return self._op(args, kwargs, full)
 
         return call
 
@@ -289,6 +372,7 @@ class KernelFunction:
         group: GroupLike | None = None
         groups: dict[str, int] | None = None
         shared: list[tuple[KernelParam, Use]] = []
+        keep: list[Any] = []
         inferred: tuple[int, str] | None = None
         for k, param in enumerate(params):
             value = values[k]
@@ -300,14 +384,16 @@ class KernelFunction:
                 consts[param.name] = value
                 key.append((type(value), value))
                 continue
-            argument = _bind_one(param, value)
+            argument = _bind_one(param, value, keep)
             arguments.append(argument)
+            if argument.keep is not None:
+                keep.append(argument.keep)
             key.append(id(argument.type))
             if argument.group is not None and argument.group is not group:
                 groups = _number_groups(params, values) if group is not None and groups is None else groups
                 group = argument.group
             if param.role is Role.EXCLUSIVE:
-                programs = value.grid()
+                programs = value.grid() if isinstance(value, Partition) else value.kernel_output(_ignore).grid()
                 if inferred is not None and inferred[0] != programs:
                     raise ArgumentError(
                         f"{self.name}: partitions disagree about the grid: {inferred[1]} has {inferred[0]} programs, "
@@ -346,8 +432,19 @@ class KernelFunction:
         key.append(1 if grid[1] == grid[2] == 1 else 3)
         if groups is not None:
             key.append(tuple(groups.items()))
+        if device is not None and device.compiler is not None:
+            key.append(device.compiler)
         return _Bound(
-            tuple(values), params, arguments, consts, tuple(key), grid, device or current_device(), group, groups
+            tuple(values),
+            params,
+            arguments,
+            consts,
+            tuple(key),
+            grid,
+            device or current_device(),
+            group,
+            groups,
+            keep,
         )
 
     def _check_rows(self, arguments: list[Argument], grid: Grid) -> None:
@@ -380,14 +477,19 @@ class KernelFunction:
         types = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
         assert bound.grid is not None
         rank = 1 if bound.grid[1] == bound.grid[2] == 1 else 3
-        return self.compile_types(types, bound.consts, rank, bound.groups)
+        return self.compile_types(types, bound.consts, rank, bound.groups, bound.device.compiler)
 
     def compile_types(
-        self, types: dict[str, Type], consts: dict[str, Any], grid_rank: int = 1, groups: dict[str, int] | None = None
+        self,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
+        compiler: Compiler | None = None,
     ) -> Specialization:
         """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
         captures = snapshot(self.fn)
-        compile_function = _compiler().compile_function
+        compile_function = (compiler or _compiler()).compile_function
         return Specialization(
             compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups), captures
         )
@@ -399,7 +501,7 @@ def _number_groups(params: tuple[KernelParam, ...], values: list[Any]) -> dict[s
     found: dict[str, int] = {}
     for param, value in zip(params, values, strict=True):
         if param.role in _GROUPED:
-            group = _bind_one(param, value).group
+            group = _bind_one(param, value, []).group
             if group is not None:
                 found[param.name] = numbers.setdefault(id(group), len(numbers))
     return found
@@ -423,13 +525,33 @@ def _signature(name: str, bound: _Bound, steering: frozenset[str] | None) -> int
     return (state ^ state >> 24) & 0xFFFFFF or 1
 
 
+def _ignore(owner: object) -> None:
+    """The binding retains what it needs elsewhere."""
+
+
+def _loaded(spec: Specialization, device: Device) -> ModuleHandle:
+    module = spec.modules.get(device.serial)
+    if module is None:
+        module = spec.modules[device.serial] = device.driver.load_module(spec.binary)
+    return module
+
+
+_TIMED_LAUNCHES = 8
+"""Launches of a specialisation that are timed: enough to know it, few enough to cost nothing."""
+_TRY_NS = 500_000
+"""A launch that took less than this with all hand-overs may be tried on the thread of an event loop."""
+_UNKNOWN_NS = 1 << 62
+
+
 class LaunchOp(DeviceOp[tuple[Any, ...]]):
     """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
 
     __slots__ = ("bound", "kernel")
 
     def __init__(self, kernel: KernelFunction, bound: _Bound) -> None:
-        super().__init__()
+        # As DeviceOp.__init__ does, without the call: building an op is counted in nanoseconds.
+        self._spent = False
+        self._site = call_site(4)
         self.kernel = kernel
         self.bound = bound
 
@@ -441,24 +563,55 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
     def device(self) -> Device:
         return self.bound.device
 
+    @property
+    def arity(self) -> int | None:
+        return len(self.kernel.params)
+
+    @property
+    def is_unit(self) -> bool:
+        return True
+
     def compiled(self) -> Specialization:
         """The specialisation that this launch uses, compiled now if need be; runs nothing."""
         return self.kernel.specialize(self.bound)
 
-    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
+    def preferred_stream(self) -> Stream | None:
+        """Where its channel was used last, else where something it uses is still in use."""
+        busy = False
+        for use in self.bound.uses:
+            storage = use.storage
+            if use.channel and storage.channel_stream is not None:
+                return storage.channel_stream
+            if storage.leases:
+                busy = True
+        return self.bound.device.leases.conflicting_stream(self.bound.uses) if busy else None
+
+    def _expected_ns(self) -> int:
+        spec = self.kernel._specializations.get(self.bound.key)
+        if spec is None or spec.binary.waits:
+            return _UNKNOWN_NS
+        n0, n1, n2 = self.bound.grid or (1, 1, 1)
+        if spec.ns_per_program is not None:
+            return int(spec.ns_per_program * n0 * n1 * n2)
+        return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
+
+    def _took(self, ns: int) -> None:
+        spec = self.kernel._specializations.get(self.bound.key)
+        if spec is not None:
+            spec.most_ns = min(spec.most_ns, ns)
+
+    def _prepare(self) -> tuple[Specialization, ModuleHandle, LaunchOptions, bytes]:
+        """All checks of a launch, and what the driver needs. Changes nothing on the device."""
         kernel, bound = self.kernel, self.bound
         spec = bound.spec
         if spec is None or not spec.captures.is_current():
             spec = bound.spec = kernel.specialize(bound)
         device, group = bound.device, bound.group
-        if group is not None:
-            group.check()
-        module = spec.modules.get(id(device))
-        if module is None:
-            module = spec.modules[id(device)] = device.driver.load_module(spec.binary)
-        options = spec.options.get(id(group))
+        module = spec.modules.get(device.serial) or _loaded(spec, device)
+        key = 0 if group is None else group.serial
+        options = spec.options.get(key)
         if options is None:
-            options = spec.options[id(group)] = LaunchOptions(
+            options = spec.options[key] = LaunchOptions(
                 kernel.name,
                 int(config().wait_timeout_s * 1e9),
                 group.abort_address if group is not None else 0,
@@ -468,18 +621,130 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         args = bound.packed
         if args is None:
             args = bound.packed = _pack(kernel.name, spec, bound)
-        context.leases += device.leases.acquire(context, bound.uses)
-        context.keep.append((bound, spec))
-        assert bound.grid is not None
-        driver = device.driver
-        if context.on_caller:
-            record = driver.launch_sync(context.stream.handle, module, bound.grid, args, options)
-            if record is not None:
-                raise _explain(record, spec, bound, kernel.name, group)
-        else:
-            ticket = driver.launch(context.stream.handle, module, bound.grid, args, options)
-            context.add_ticket(ticket, lambda record: _explain(record, spec, bound, kernel.name, group))
+        return spec, module, options, args
+
+    def sync_on(self, stream: Stream) -> tuple[Any, ...]:
+        """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
+        bound = self.bound
+        device = bound.device
+        if stream.recording is not None or stream.device is not device:
+            return super().sync_on(stream)
+        # The shortest way: what the general one does, without a context, since nothing stays in flight.
+        if execution.inside is not None:
+            outside_execution(self.kernel.name)
+        if self._spent:
+            self._spend()
+        self._spent = True
+        if bound.group is not None:
+            bound.group.check()
+        spec, module, options, args = self._prepare()
+        grid = bound.grid
+        assert grid is not None
+        leases = device.leases
+        lease = leases.acquire(self.kernel.name, stream, self._site, bound.uses)
+        try:
+            if spec.timed < _TIMED_LAUNCHES:
+                start = time.perf_counter_ns()
+                record = device.driver.launch_sync(stream.handle, module, grid, args, options)
+                spec.took(time.perf_counter_ns() - start, grid[0] * grid[1] * grid[2])
+            else:
+                record = device.driver.launch_sync(stream.handle, module, grid, args, options)
+        except BaseException:
+            # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
+            context = ExecutionContext(self.kernel.name, stream, on_caller=True)
+            context.leases.append(lease)
+            context.retain(spec, *bound.keep)
+            context.abandon()
+            raise
+        leases.release((lease,))
+        if record is not None:
+            raise _explain(record, spec, bound, self.kernel.name, bound.group)
         return bound.given
+
+    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
+        bound = self.bound
+        group = bound.group
+        if group is not None:
+            context.require(group.check)
+        spec, module, options, args = self._prepare()
+        grid = bound.grid
+        assert grid is not None
+        lease = context.lease(bound.uses, self.kernel.name, self._site)
+        context.retain(spec, *bound.keep)
+        driver = context.driver
+        if context.on_caller:
+            start = time.perf_counter_ns()
+            record = driver.launch_sync(context.handle, module, grid, args, options)
+            spec.took(time.perf_counter_ns() - start, grid[0] * grid[1] * grid[2])
+            if record is not None:
+                raise _explain(record, spec, bound, self.kernel.name, group)
+        else:
+            ticket = driver.launch(context.handle, module, grid, args, options)
+            context.note(ticket, lease, (_explain, spec, bound.without_handles(), self.kernel.name, group))
+        return bound.given
+
+
+class _DeferredLaunchOp(LaunchOp):
+    """A launch with arguments that are operations themselves: bound when they have run, on the same stream."""
+
+    __slots__ = ("_args", "_grid", "_kwargs")
+
+    def __init__(
+        self, kernel: KernelFunction, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None
+    ) -> None:
+        self._spent = False
+        self._site = call_site(4)
+        self.kernel = kernel
+        self._args = args
+        self._kwargs = kwargs
+        self._grid = grid
+        first: Device | None = None
+        for op in self._lazy():
+            if first is None:
+                first = op.device
+            elif op.device is not first:
+                raise ArgumentError(
+                    f"{kernel.name}: expected arguments of one device, got operations on {first.name} and "
+                    f"{op.device.name}; copy to one device"
+                )
+        for op in self._lazy():
+            op._spend()
+
+    def _lazy(self) -> list[DeviceOp[Any]]:
+        return [v for v in (*self._args, *self._kwargs.values()) if isinstance(v, DeviceOp)]
+
+    @property
+    def device(self) -> Device:
+        return self._lazy()[0].device
+
+    def compiled(self) -> Specialization:
+        raise UsageError(f"{self.kernel.name}: its arguments have not run, so their types are not known; sync it first")
+
+    def preferred_stream(self) -> Stream | None:
+        return next((s for s in (op.preferred_stream() for op in self._lazy()) if s is not None), None)
+
+    def _expected_ns(self) -> int:
+        return _UNKNOWN_NS
+
+    def _took(self, ns: int) -> None:
+        """What the arguments took is in it: it says nothing about the launch."""
+
+    def sync_on(self, stream: Stream) -> tuple[Any, ...]:
+        return DeviceOp.sync_on(self, stream)
+
+    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
+        def done(value: Any) -> Any:
+            return value._execute(context) if isinstance(value, DeviceOp) else value
+
+        args = [done(v) for v in self._args]
+        kwargs = {name: done(v) for name, v in self._kwargs.items()}
+        try:
+            self.bound = self.kernel.bind(args, kwargs, self._grid)
+        except _LazyArgument:
+            raise ArgumentError(
+                f"{self.kernel.name}: an argument is an operation whose result is an operation; use then"
+            ) from None
+        return super()._execute(context)
 
 
 def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
@@ -592,11 +857,8 @@ def _explain_alone(
         if failure is not None:
             return failure
     rank = group.rank if group is not None else None
-    if record.kind is FaultKind.SKIPPED:
-        cause = f" because {record.cause.op} failed" if record.cause is not None else ""
-        return DeviceFault(f"{op} did not run{cause}", op=op)
-    if isinstance(record.error, PeertileError):
-        return record.error
+    if record.kind is FaultKind.SKIPPED or record.error is not None:
+        return explain(record, op if record.kind is FaultKind.SKIPPED else None)
     place = spec.binary.places[record.place] if 0 <= record.place < len(spec.binary.places) else None
     loc: Loc | None = place.loc.user if place is not None and place.loc is not None else None
     where = FaultPlace(rank, record.program if record.program >= 0 else None, loc)

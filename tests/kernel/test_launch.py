@@ -290,9 +290,11 @@ def test_conflicting_access_on_another_stream_is_refused_naming_both():
         assert not submission.is_done()
         with pytest.raises(LeaseError) as caught:
             fill_one(out.partition(1)).sync_on(b)
+        here, line = __file__, caught.tb.tb_lineno
         assert str(caught.value) == (
-            "lease: fill_one on b would write a tensor i32[1], but wait_for_word on a still writes it; "
-            "wait for that operation, or run both on one stream"
+            f"lease: fill_one on b ({here}:{line}) would write a tensor i32[1], but wait_for_word on a "
+            f"({here}:{blocked_launch.__code__.co_firstlineno + 3}) still writes it; wait for that operation, "
+            "order the streams with an event, or run both on one stream"
         )
         later = fill_one(out.partition(1)).submit(a)  # one stream: ordered, hence fine
         word.copy_from(np.ones(1, np.int32))
@@ -318,7 +320,7 @@ def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
         word.copy_from(np.ones(1, np.int32))
         stream.sync()
         del storage
-        from peertile.runtime.op import live_submissions
+        from peertile.runtime.stream import live_submissions
 
         assert live_submissions() == 0
         gc.collect()

@@ -3,10 +3,16 @@
 import ctypes
 import os
 import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
+from tests.runtime.cuda_suite import CudaSuite
+from tests.runtime.fake_cuda import SUITE, FakeCuda
 
+from peertile.backends.cuda.layout import LaunchContext
 from peertile.errors import (
     AllocationError,
     ArgumentError,
@@ -20,11 +26,8 @@ from peertile.runtime.driver import FaultKind, LaunchOptions, ShareKind, Status
 from peertile.runtime.drivers import cuda
 from peertile.runtime.drivers.cuda import CudaDriver
 from peertile.runtime.drivers.cuda_segments import Segments
-from peertile.testing.cuda_kernels import LONG_SLOTS, extra_kernel
+from peertile.testing.cuda_kernels import extra_kernel
 from peertile.testing.driver_suite import args, holding, options, raises, read_words, words
-
-from .cuda_suite import CudaSuite
-from .fake_cuda import SUITE, FakeCuda
 
 SECOND = 1_000_000_000
 
@@ -48,3 +51,483 @@ class TestSuiteOverStandIn(CudaSuite):
     @pytest.fixture
     def extra(self):
         return lambda entry: extra_kernel(b"python", entry)
+
+
+@pytest.fixture
+def fake():
+    return FakeCuda()
+
+
+@pytest.fixture
+def device(fake):
+    device = CudaDriver(api=fake).open()
+    yield device
+    device.close()
+
+
+def launch_of(device, entry, *values, grid=(1, 1, 1)):
+    """(module, grid, args) of one of the kernels beside the suite."""
+    return device.load_module(extra_kernel(b"python", entry)), grid, args(*values)
+
+
+# ---------------------------------------------------------------- launches
+
+
+def test_parameters_are_those_of_the_launch_layout(device, fake, monkeypatch):
+    seen = []
+
+    def launch(function, blocks, threads, shared, stream, params, cooperative):
+        pointers = struct.unpack("<13Q", ctypes.string_at(params, 8 * 13))
+        seen.append((blocks, threads, b"".join(ctypes.string_at(p, 8) for p in pointers), cooperative))
+
+    s = device.create_stream()
+    module = device.load_module(SUITE.add)
+    monkeypatch.setattr(fake, "launch", launch)
+    device.launch(s, module, (2, 3, 4), args(5, -6, 7), options("add", timeout_s=2))
+    ((blocks, threads, data, cooperative),) = seen
+    slot = s.block
+    context = LaunchContext((2, 3, 4), device.zero_word, slot.address, 2 * SECOND, slot.words)
+    assert data == SUITE.add.layout.pack(args(5, -6, 7), context)
+    assert (blocks, threads, cooperative) == (24, 32, False)
+
+
+def test_kernels_that_wait_are_cooperative_if_they_have_more_than_one_program(device, fake, monkeypatch):
+    seen = []
+    launch = fake.launch
+    monkeypatch.setattr(fake, "launch", lambda *a: (seen.append(a[-1]), launch(*a)))
+    s = device.create_stream()
+    out = words(device, s, [0] * 4)
+    module = device.load_module(SUITE.barrier)
+    for n in (1, 4):
+        assert device.launch_sync(s, module, (n, 1, 1), args(out), options("barrier")) is None
+    assert seen == [False, True]
+
+
+def test_a_chain_of_launches_has_one_marker_for_32(device, fake):
+    s = device.create_stream()
+    module, grid, block = launch_of(device, "extra_nothing")
+    fake.calls.clear()
+    for _ in range(96):
+        ticket = device.launch(s, module, grid, block, options("nothing"))
+    assert fake.calls.count("write_value") == 3
+    assert device.wait(ticket) is Status.DONE
+
+
+def test_launch_words_are_zero_again_when_slots_are_reused(device):
+    s = device.create_stream()
+    out = words(device, s, [0] * 3)
+    module = device.load_module(SUITE.barrier)
+    for _ in range(200):
+        assert device.launch_sync(s, module, (3, 1, 1), args(out), options("barrier")) is None
+    assert read_words(device, s, out, 3) == [3] * 3
+    assert len(s.blocks) <= 1  # two blocks of 64 slots in turn
+
+
+def test_shared_memory_above_48_kib_is_allowed_and_above_the_device_refused(device, fake):
+    device.load_module(extra_kernel(b"python", "extra_shared"))
+    assert fake.allowed == ("extra_shared", 200 * 1024)
+    fake.attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"] = 101376
+    small = CudaDriver(api=fake).open()
+    message = (
+        "extra_shared: its programs need 204800 bytes of shared memory, cuda:0 has 101376 for each; use smaller tiles "
+        "or fewer stages"
+    )
+    with raises(LaunchError, message):
+        small.load_module(extra_kernel(b"python", "extra_shared"))
+    small.close()
+
+
+def test_a_kernel_for_another_architecture_is_refused(device):
+    for target in ("cuda:sm_100", "cuda:sm_80", "cuda:sm_100a"):
+        message = f"binary: extra_nothing was compiled for {target}, and cuda:0 is an sm_90; compile it for sm_90"
+        with raises(UnsupportedError, message):
+            device.load_module(extra_kernel(b"python", "extra_nothing", target))
+    device.load_module(extra_kernel(b"python", "extra_nothing", "cuda:sm_90"))
+
+
+def test_a_kernel_for_another_target_is_refused(device):
+    class Cpu:
+        target = "cpu"
+
+    with raises(ArgumentError, "binary: expected one for cuda, got one for cpu"):
+        device.load_module(Cpu())
+
+
+def test_launches_that_wait_are_refused_while_launches_block(fake, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    device = CudaDriver(api=fake).open()
+    s = device.create_stream()
+    message = (
+        "barrier: it waits, and with CUDA_LAUNCH_BLOCKING=1 its launch would not return before what it waits for is "
+        "launched; unset that variable"
+    )
+    with raises(LaunchError, message):
+        device.launch(s, device.load_module(SUITE.barrier), (1, 1, 1), args(0), options("barrier"))
+    device.close()
+
+
+def test_a_refused_launch_leaves_the_stream_usable(device, fake):
+    s = device.create_stream()
+    module, grid, block = launch_of(device, "extra_nothing")
+    fake.refuse["launch"] = fake.error("INVALID_VALUE", "cuLaunchKernel")
+    with raises(LaunchError, "cuda:0: cuLaunchKernel: text of invalid_value (CUDA_ERROR_INVALID_VALUE)"):
+        device.launch(s, module, grid, block, options("nothing"))
+    assert device.last_ticket(s).sequence == 0
+    assert device.launch_sync(s, module, grid, block, options("nothing")) is None
+
+
+def test_a_launch_refused_from_the_backlog_is_its_fault(device, fake):
+    s = device.create_stream()
+    module, grid, block = launch_of(device, "extra_nothing")
+    with holding(device, s):
+        for _ in range(400):  # beyond the depth that is given to the NVIDIA driver
+            ticket = device.launch(s, module, grid, block, options("nothing"))
+        fake.refuse["launch"] = fake.error("INVALID_VALUE", "cuLaunchKernel")
+    assert device.wait(ticket) is Status.SKIPPED
+    fault = device.take_fault(s)
+    assert (fault.kind, fault.op) == (FaultKind.DEVICE, "nothing")
+    assert isinstance(fault.error, LaunchError)
+
+
+def test_the_context_of_the_caller_is_current_again_after_each_call(device, fake):
+    fake.push_context(77)
+    s = device.create_stream()
+    device.wait(device.fill(s, device.allocate(8), 0, 8, 1))
+    with pytest.raises(ArgumentError):
+        device.copy(s, 0, 0, -1)
+    assert fake.current_context() == 77
+    fake.pop_context()
+
+
+# ---------------------------------------------------------------- a lost device
+
+
+def test_an_illegal_address_fails_its_operation_and_loses_the_device(fake):
+    device = CudaDriver(api=fake).open()
+    a, b = device.create_stream(), device.create_stream()
+    module, grid, block = launch_of(device, "extra_illegal", 0)
+    before = device.fill(a, device.allocate(8), 0, 8, 1)
+    assert device.wait(before) is Status.DONE
+    bad = device.launch(a, module, grid, block, options("bad"))
+    behind = device.launch(a, module, grid, block, options("behind"))
+    text = (
+        "cuda:0 is lost: text of illegal_address (CUDA_ERROR_ILLEGAL_ADDRESS); it was in bad. Nothing runs on it any "
+        "more in this process; end the process and start again"
+    )
+    assert device.wait(bad, 10) is Status.FAULTED
+    assert device.query(before) is Status.DONE
+    fault = device.fault(bad)
+    assert (fault.kind, fault.op) == (FaultKind.DEVICE, "bad")
+    assert isinstance(fault.error, DeviceFault)
+    assert fault.error.message == text
+    assert device.wait(behind) is Status.SKIPPED
+    assert device.fault(behind).cause == fault
+    assert device.take_fault(a) == fault
+    for call in (
+        lambda: device.allocate(8),
+        lambda: device.fill(b, 0, 0, 1, 1),
+        lambda: device.launch_sync(b, module, grid, block, options("late")),
+        lambda: device.create_stream(),
+    ):
+        with raises(DeviceFault, text):
+            call()
+    device.memory_stats()
+    device.free(12345)  # as garbage collection does
+    device.close()
+
+
+def test_a_device_lost_during_a_call_says_so_at_that_call(fake):
+    device = CudaDriver(api=fake).open()
+    s = device.create_stream()
+    fake.refuse["fill"] = fake.error("ECC_UNCORRECTABLE", "cuMemsetAsync")
+    text = (
+        "cuda:0 is lost: text of ecc_uncorrectable (CUDA_ERROR_ECC_UNCORRECTABLE). Nothing runs on it any more in "
+        "this process; end the process and start again"
+    )
+    with raises(DeviceFault, text):
+        device.fill(s, 0, 0, 1, 1)
+    with raises(DeviceFault, text):
+        device.fill(s, 0, 0, 1, 1)
+    device.close()
+
+
+# ---------------------------------------------------------------- value waits
+
+
+def test_a_wait_that_ends_at_its_bound_puts_the_word_back(device):
+    s = device.create_stream()
+    for cmp, value in ((Cmp.EQ, 9), (Cmp.AT_LEAST, 9)):
+        a = words(device, s, [3])
+        assert device.wait(device.wait_value(s, a, value, 64, cmp, timeout_ns=1000)) is Status.FAULTED
+        assert device.take_fault(s).got == 3
+        assert read_words(device, s, a, 1) == [3]
+
+
+def test_the_bound_counts_from_when_the_stream_has_come_to_the_wait(device):
+    s = device.create_stream()
+    a = words(device, s, [3])
+    with holding(device, s):
+        ticket = device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=1)
+        assert device.wait(ticket, 0.02) is Status.PENDING
+    assert device.wait(ticket) is Status.FAULTED
+
+
+def test_an_abort_word_in_memory_of_the_host_is_registered_once(device, fake):
+    page = ctypes.create_string_buffer(3 * 4096)
+    abort = ctypes.c_int32.from_address(ctypes.addressof(page) // 4096 * 4096 + 4096)
+    s = device.create_stream()
+    a = words(device, s, [3])
+    address = ctypes.addressof(abort)
+    tickets = [
+        device.wait_value(t, a, 4, 64, cmp, timeout_ns=20 * SECOND, abort_address=address)
+        for t, cmp in ((s, Cmp.EQ), (device.create_stream(), Cmp.GT))
+    ]
+    abort.value = 1
+    for ticket in tickets:
+        assert device.wait(ticket, 5) is Status.FAULTED
+        assert device.fault(ticket).kind is FaultKind.ABORTED
+    assert fake.calls.count("register_host") == 1
+
+
+def test_a_host_function_behind_a_failed_wait_does_not_run(device):
+    s = device.create_stream()
+    a = words(device, s, [3])
+    called = []
+    device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=1000)
+    ticket = device.callback(s, lambda: called.append(1))
+    assert device.wait(ticket) is Status.SKIPPED
+    assert called == []
+
+
+# ---------------------------------------------------------------- copies
+
+
+def test_long_copies_of_pageable_memory_go_in_pieces(device, monkeypatch):
+    monkeypatch.setattr(cuda, "_CHUNK", 4096)
+    s = device.create_stream()
+    data = os.urandom(4096 * 5 + 100)
+    source = ctypes.create_string_buffer(data, len(data))
+    back = ctypes.create_string_buffer(len(data))
+    a = device.allocate(len(data))
+    device.wait(device.copy(s, a, ctypes.addressof(source), len(data)))
+    device.wait(device.copy(s, ctypes.addressof(back), a, len(data)))
+    assert back.raw == data
+    ctypes.memset(back, 0, len(data))
+    with holding(device, s):
+        ticket = device.copy(s, ctypes.addressof(back), a, len(data))
+        assert device.query(ticket) is Status.PENDING
+    assert device.wait(ticket) is Status.DONE
+    assert back.raw == data
+
+
+def test_a_copy_reads_the_host_when_it_runs_if_something_before_may_write_there(device):
+    s = device.create_stream()
+    host = ctypes.c_int64(1)
+    a, b = words(device, s, [5]), words(device, s, [0])
+    with holding(device, s):
+        device.copy(s, ctypes.addressof(host), a, 8)
+        device.copy(s, b, ctypes.addressof(host), 8)
+    assert read_words(device, s, b, 1) == [5]
+
+
+def test_copies_between_addresses_of_the_host_run_in_order(device):
+    s = device.create_stream()
+    a, b = ctypes.c_int64(1), ctypes.c_int64(2)
+    with holding(device, s):
+        ticket = device.copy(s, ctypes.addressof(b), ctypes.addressof(a), 8)
+        assert b.value == 2
+    device.wait(ticket)
+    assert b.value == 1
+
+
+# ---------------------------------------------------------------- memory, segments
+
+
+def test_out_of_memory_says_how_much_was_asked_used_and_free(fake):
+    device = CudaDriver(api=fake, memory_limit=1 << 20).open()
+    device.allocate(1 << 19)
+    message = (
+        "memory of cuda:0: asked for 1048576 bytes, 524288 of 1048576 are in use, 524288 are free; free some tensors "
+        "or use smaller ones"
+    )
+    with raises(AllocationError, message):
+        device.allocate(1 << 20)
+    device.close()
+    large = CudaDriver(api=fake).open()
+    message = (
+        f"memory of cuda:0: asked for {7 << 30} bytes, 0 of {8 << 30} are in use, {6 << 30} are free (other programs "
+        "and libraries share the device); free some tensors or use smaller ones"
+    )
+    with raises(AllocationError, message):
+        large.allocate(7 << 30)
+    large.close()
+
+
+@pytest.mark.parametrize("kind", [ShareKind.FD, ShareKind.FABRIC])
+def test_another_process_maps_the_same_memory(kind):
+    fake = FakeCuda()
+    fake.fabric = True
+    device = CudaDriver(api=fake).open()
+    assert device.capabilities.shares == (ShareKind.FABRIC, ShareKind.FD, ShareKind.IPC)
+    s = device.create_stream()
+    segment, address = device.create_segment(10_000, kind)
+    share = device.export_segment(segment)
+    other = Segments()  # what another process would have
+    received = share.with_fds(tuple(os.dup(fd) for fd in share.fds))
+    imported = other.import_(device, received)
+    for fd in received.fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    there = other.map(imported)
+    assert there != address
+    device.wait(device.fill(s, address, 5, 8, 1250))
+    assert read_words(device, s, there, 1250) == [5] * 1250
+    device.free_segment(segment)
+    assert read_words(device, s, there, 1) == [5]
+    other.unmap(imported)
+    other.free(imported)
+    device.close()
+
+
+def test_two_devices_of_a_process_map_a_segment_at_one_address():
+    fake = FakeCuda(devices=2)
+    driver = CudaDriver(api=fake)
+    a, b = driver.open(0), driver.open(1)
+    segment, address = a.create_segment(100)
+    again = b.import_segment(a.export_segment(segment))
+    assert b.map_segment(again) == address
+    assert fake.blocks[address][2] == {0, 1}
+    b.free_segment(again)
+    a.free_segment(segment)
+    ipc, _ = a.create_segment(100, ShareKind.IPC)
+    message = (
+        "share: an ipc segment is mapped by one device of a process, and cuda:0 has it already; make the segment with "
+        "kind fd to map it on cuda:1 as well"
+    )
+    with raises(UnsupportedError, message):
+        b.import_segment(a.export_segment(ipc))
+    a.close()
+    b.close()
+
+
+def test_a_kind_of_sharing_that_does_not_work_here_is_refused(device):
+    assert device.capabilities.shares == (ShareKind.FD, ShareKind.IPC)
+    with raises(UnsupportedError, "segment: cuda:0 cannot share memory by fabric here; it can by fd, ipc"):
+        device.create_segment(100, ShareKind.FABRIC)
+
+
+def test_a_segment_freed_while_work_runs_is_unmapped_later(device, fake):
+    s = device.create_stream()
+    segment, address = device.create_segment(100)
+    with holding(device, s):
+        device.free_segment(segment)
+        assert address in fake.blocks
+    device.wait(device.last_ticket(s))
+    for stream in device._streams:
+        device.wait(device.last_ticket(stream))
+    device.create_segment(100)
+    assert address not in fake.blocks or fake.calls.count("unmap") == 1
+
+
+# ---------------------------------------------------------------- opening
+
+
+def test_what_is_too_old_is_refused_with_what_to_install(fake):
+    fake.version = 12020
+    message = "cuda: the NVIDIA driver supports CUDA 12.2, peertile needs 12.4; install a newer NVIDIA driver"
+    with raises(UnsupportedError, message):
+        CudaDriver(api=fake).open()
+    fake.version = 13000
+    fake.attributes |= {"COMPUTE_CAPABILITY_MAJOR": 7, "COMPUTE_CAPABILITY_MINOR": 5}
+    with raises(UnsupportedError, "cuda: Fake GPU is an sm_75, peertile needs sm_80 or newer"):
+        CudaDriver(api=fake).open()
+
+
+def test_an_ordinal_that_does_not_exist_is_refused(fake):
+    with raises(ArgumentError, "ordinal: expected 0 to 0, got 1"):
+        CudaDriver(api=fake).open(1)
+
+
+def test_a_priority_out_of_range_is_refused(device):
+    device.create_stream(-5)
+    with raises(ArgumentError, "priority: expected -5 (greatest) to 0 (least), got 1"):
+        device.create_stream(1)
+
+
+def test_a_closed_device_says_so(fake):
+    device = CudaDriver(api=fake).open()
+    device.close()
+    with raises(UsageError, "driver: expected an open device, got cuda:0, which was closed"):
+        device.create_stream()
+    device.free(1)
+
+
+def test_many_threads_may_use_one_stream(device):
+    s = device.create_stream()
+    count = device.load_module(SUITE.fail)
+    c = words(device, s, [0])
+    errors = []
+
+    def work():
+        try:
+            for _ in range(50):
+                device.wait(device.launch(s, count, (1, 1, 1), args(c, -1), options("count")))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert errors == []
+    assert read_words(device, s, c, 1) == [200]
+
+
+FORKED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from tests.runtime.fake_cuda import FakeCuda
+from peertile.errors import UsageError
+from peertile.runtime.drivers.cuda import CudaDriver
+
+driver = CudaDriver(api=FakeCuda())
+device = driver.open()
+address = device.allocate(100)
+read, write = os.pipe()
+if os.fork() == 0:
+    said = []
+    for call in (device.create_stream, driver.open, driver.device_count, lambda: device.allocate(1)):
+        try:
+            call()
+        except UsageError as error:
+            said.append(str(error))
+    device.free(address)
+    os.write(write, "|".join(said).encode())
+    os._exit(0)
+os.wait()
+print(os.read(read, 10000).decode())
+"""
+
+
+def test_a_forked_process_is_told_to_spawn():
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "|".join(["runtime was initialised before fork; use spawn"] * 4), done.stderr
+
+
+def test_print_options_are_handed_over_once_for_each_launch(device):
+    s = device.create_stream()
+    got = []
+    module = device.load_module(SUITE.hello)
+    o = LaunchOptions("hello", SECOND, on_print=lambda *record: got.append(record))
+    for _ in range(3):
+        device.launch(s, module, (2, 1, 1), b"", o)
+    device.wait(device.last_ticket(s))
+    assert sorted(got) == [(0, 3, b"hello")] * 3 + [(1, 3, b"hello")] * 3

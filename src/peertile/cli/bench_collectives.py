@@ -4,9 +4,6 @@ Open MPI is optional: `apt-get install openmpi-bin libopenmpi-dev`, and `pip ins
 environment or in one that the variable MPI_PYTHON names. Without it figures come without a peer.
 """
 
-# mypy-off
-# A kernel: tiles have operators in the kernel language, not in Python.
-
 from __future__ import annotations
 
 import json

@@ -9,6 +9,7 @@ waiting kernels leave, until `recover`. Read coordinator.py for who decides, con
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UsageError
 __all__ = ["Group", "RankModel", "describe"]
 
 T = TypeVar("T")
+_serials = itertools.count(1)
 
 
 class RankModel(Enum):
@@ -49,6 +51,7 @@ class Group:
         local_size: int | None = None,
     ) -> None:
         self.model = model
+        self.serial = next(_serials)
         self.rank = members.index(world_rank)
         self.size = len(members)
         self.world_ranks = members

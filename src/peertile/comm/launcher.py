@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +32,7 @@ from peertile.errors import ArgumentError, LaunchError, PeerFailed, PeertileErro
 from peertile.runtime.device import Device
 from peertile.runtime.registry import open_device, use_device
 
-__all__ = ["Program", "current_group", "init", "lifeline", "program", "report_failure", "run", "spawn"]
+__all__ = ["Program", "current_group", "init", "join_as", "lifeline", "program", "report_failure", "run", "spawn"]
 
 _THREAD_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 2.0
@@ -57,6 +57,17 @@ _thread_group: contextvars.ContextVar[Group | None] = contextvars.ContextVar("pe
 def current_group() -> Group | None:
     """The group that this rank has joined, if it has."""
     return _thread_group.get() or _this_process.group
+
+
+@contextlib.contextmanager
+def join_as(group: Group) -> Iterator[None]:
+    """Inside the block, the calling context is the rank of `group`: `init` gives it. For ranks that somebody else
+    runs, as the checker does."""
+    token = _thread_group.set(group)
+    try:
+        yield
+    finally:
+        _thread_group.reset(token)
 
 
 def init(

@@ -137,7 +137,22 @@ from peertile.language.views import Exclusive, ExclusiveTile, GatherView, Peer, 
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 if _typing.TYPE_CHECKING:
-    from peertile.language.scalars import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+    # One class for all of them; see its metaclass.
+    b1 = Tile
+    bf16 = Tile
+    f8e4m3 = Tile
+    f8e5m2 = Tile
+    f16 = Tile
+    f32 = Tile
+    f64 = Tile
+    i8 = Tile
+    i16 = Tile
+    i32 = Tile
+    i64 = Tile
+    u8 = Tile
+    u16 = Tile
+    u32 = Tile
+    u64 = Tile
 else:
     from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 

@@ -9,7 +9,7 @@ takes the dtype of the tile it meets; alone, an int becomes i64 and a float f32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from peertile.dtypes import DType, f32, i64
 from peertile.ir.ops import Precision, Rounding
@@ -37,11 +37,20 @@ __all__ = [
     "zeros",
 ]
 
+if TYPE_CHECKING:
+
+    class _ClassThatIsADType(DType, type):  # type: ignore[misc]  # layouts do not matter: none is ever made
+        """To a type checker `T.f32` is the class of tiles, for it has to be three things: the type of a parameter
+        (`n: T.i32`), a function that makes a tile (`T.f32(0)`), and a dtype (`T.zeros(shape, T.f32)`), which is why
+        the metaclass is one. At run time it is the dtype."""
+else:
+    _ClassThatIsADType = type
+
 Operand: TypeAlias = "Tile | int | float | bool"
 """What an operator of a tile takes on its other side."""
 
 
-class Tile(KernelOnly):
+class Tile(KernelOnly, metaclass=_ClassThatIsADType):
     """An immutable tile of numbers; what loads and arithmetic give.
 
     Operators are elementwise: `+ - * / // % ** & | ^ ~ << >>` and comparisons. `//` and `%` round towards
@@ -128,6 +137,7 @@ class Tile(KernelOnly):
     if TYPE_CHECKING:
         # The compiler reads operators in the source; these are for type checkers of kernels alone, and so are
         # no words: each would need a text of its own that says no more than the class.
+        def __new__(cls, value: Operand) -> Self: ...
         def __add__(self, other: Operand) -> Tile: ...
         def __radd__(self, other: Operand) -> Tile: ...
         def __sub__(self, other: Operand) -> Tile: ...

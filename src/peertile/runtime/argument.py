@@ -45,6 +45,8 @@ class Use:
     """Words of a signal, counter, barrier or mailbox: one launch at a time, one stream at a time."""
     devices: tuple[Any, ...] = ()
     """Devices that the storage was shared with, its own included: a launch on any of them may use it."""
+    exempt: tuple[int, ...] = ()
+    """The borrows (keys of `Storage.borrows`) through which the bytes were reached."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +96,7 @@ def view_type(
 ) -> Type:
     """The canonical type of a local view with these run-time facts."""
     unit, align, divisible = facts_of(address, shape, strides)
-    return canonical(
-        ViewType(dtype, len(shape), access, space, partition, unit, align, divisible)
-    )
+    return canonical(ViewType(dtype, len(shape), access, space, partition, unit, align, divisible))
 
 
 def symmetric_type(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], access: Access, align: int) -> Type:

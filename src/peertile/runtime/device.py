@@ -1,47 +1,35 @@
-"""Devices and streams as the user sees them, over a driver. No kernels and no ranks here.
+"""Devices as the user sees them, over a driver. No kernels and no ranks here.
 
-A `Device` owns a driver's device, its lease table and a default stream. Reading and writing tensors
-from the host goes through the default stream's rules: it waits for what still writes the bytes.
+A `Device` owns a driver's device, its lease table, its pool, a default stream and a scheduling policy.
+Reading and writing tensors from the host waits for what still uses the bytes.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from peertile.config import config
 from peertile.dtypes import DType
-from peertile.errors import ArgumentError, DeviceFault, UsageError, WaitTimeout
-from peertile.runtime.driver import Capabilities, DriverDevice, MemoryStats, Status, StreamHandle, Ticket
-from peertile.runtime.lease import LeaseTable
+from peertile.errors import AllocationError, ArgumentError, UsageError, WaitTimeout
+from peertile.runtime.context import explain, outside_execution
+from peertile.runtime.driver import Capabilities, DriverDevice, MemoryStats, Status, Ticket
+from peertile.runtime.lease import LeaseTable, check_unique
+from peertile.runtime.pool import MemoryPool
+from peertile.runtime.reactor import reactor
+from peertile.runtime.schedule import RoundRobin, SchedulingPolicy
 from peertile.runtime.storage import Storage
+from peertile.runtime.stream import Stream, live_submissions
 from peertile.runtime.tensor import Tensor, array_for, normal_shape
 
 __all__ = ["Device", "Stream"]
 
-_stream_ids = itertools.count(1)
-
-
-class Stream:
-    """A queue of operations of one device that run in order; two streams run at the same time."""
-
-    __slots__ = ("__weakref__", "device", "handle", "id", "name")
-
-    def __init__(self, device: Device, name: str, priority: int = 0) -> None:
-        self.device = device
-        self.handle: StreamHandle = device.driver.create_stream(priority)
-        self.id = next(_stream_ids)
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"Stream({self.name} of {self.device.name})"
-
-    def sync(self, timeout_s: float | None = None) -> None:
-        """Wait until everything enqueued has run; WaitTimeout after `timeout_s`."""
-        self.device.wait_ticket(self.device.driver.last_ticket(self.handle), timeout_s)
+_serials = itertools.count(1)
 
 
 class Device:
@@ -51,14 +39,21 @@ class Device:
     """
 
     def __init__(self, driver: DriverDevice) -> None:
+        self.serial = next(_serials)  # never used again, unlike id(): what is kept per device is found by it
         self.driver = driver
         self.name = f"{driver.kind.value}:{driver.ordinal}"
         self.capabilities: Capabilities = driver.capabilities
         self.leases = LeaseTable()
-        self.default_stream = Stream(self, "the default stream")
+        self.pool = MemoryPool(driver)
+        self.compiler: Any = None
+        """What kernels launched here are compiled with; None for the compiler of the device's target."""
+        self.open_captures = 0
+        self._graveyard: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._names = itertools.count(1)
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._policy: SchedulingPolicy | None = None
+        self.default_stream = Stream(self, "the default stream")
 
     def __repr__(self) -> str:
         return f"Device({self.name})"
@@ -68,29 +63,69 @@ class Device:
         """Four programs per executor: enough to even out uneven tiles, few enough to stay cheap."""
         return 4 * self.capabilities.executors
 
+    @property
+    def policy(self) -> SchedulingPolicy:
+        """Where operations go that name no stream: round robin over four streams, unless set."""
+        policy = self._policy
+        if policy is None:
+            with self._lock:
+                policy = self._policy
+                if policy is None:
+                    policy = self._policy = RoundRobin(self)
+        return policy
+
+    @policy.setter
+    def policy(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+
     def stream(self, name: str | None = None, priority: int = 0) -> Stream:
-        """A new stream; `name` is for errors."""
+        """A new stream; `name` is for errors. Priorities run from capabilities.stream_priorities[0], the least."""
         self._check_open()
+        self.drain()
         return Stream(self, name or f"stream {next(self._names)}", priority)
 
     def memory(self) -> MemoryStats:
-        """Bytes in use, peak, reserved and free."""
+        """Bytes in use, peak, reserved and free, after letting go of submissions that are over."""
+        live_submissions()
         return self.driver.memory_stats()
 
     def close(self) -> None:
-        """Release the device; tensors on it can no longer be used."""
+        """Release the device; tensors on it can no longer be used. LaunchError while operations are pending."""
         with self._lock:
             if self._closed:
                 return
+            reactor().forget(self)
+            self.driver.close()
             self._closed = True
-        self.driver.close()
+
+    def discard(self, destroy: Callable[[Any], None], handle: Any) -> None:
+        """Destroy a driver's handle later: called by finalisers, which may run inside a capture or a lock."""
+        self._graveyard.append((destroy, handle))
+
+    def drain(self) -> None:
+        """Destroy what finalisers left, unless a capture is open, which would see it."""
+        while self._graveyard and not self.open_captures:
+            try:
+                destroy, handle = self._graveyard.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not self._closed:
+                destroy(handle)
 
     # ---------------------------------------------------------------- tensors
 
     def allocate(self, nbytes: int, name: str) -> Storage:
         """New memory, freed when the last tensor and lease on it are gone."""
         self._check_open()
-        return Storage(self, self.driver.allocate(nbytes), nbytes, release=self.driver.free, name=name)
+        pool = self.pool
+        try:
+            address, release = pool.take(nbytes)
+        except AllocationError:
+            # What nobody waited for yet, and what the pool keeps, may be enough.
+            live_submissions()
+            pool.trim()
+            address, release = pool.take(nbytes)
+        return Storage(self, address, nbytes, release=release, name=name)
 
     def empty(self, shape: Any, dtype: DType) -> Tensor:
         """A tensor with undefined contents."""
@@ -104,6 +139,7 @@ class Device:
 
     def asarray(self, source: Any, dtype: DType | None = None) -> Tensor:
         """A new tensor with a copy of `source` (anything numpy can read), converted to `dtype`."""
+        outside_execution("pt.asarray")
         array, target = array_for(source, dtype)
         tensor = self.empty(array.shape, target)
         self._host_copy(tensor.address, array.ctypes.data, tensor.nbytes, "pt.asarray")
@@ -111,8 +147,9 @@ class Device:
 
     def read_tensor(self, tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
         """A host copy, after whatever still writes the tensor has completed."""
+        outside_execution("Tensor.numpy")
         tensor.storage.check_alive("Tensor.numpy")
-        self._settle(tensor, writes=False)
+        self.settle(tensor, writes=False)
         start, end = tensor.byte_range()
         raw = np.empty(end - start, np.uint8)
         self._host_copy(raw.ctypes.data, tensor.storage.address + start, raw.nbytes, "Tensor.numpy")
@@ -123,8 +160,11 @@ class Device:
 
     def write_tensor(self, tensor: Tensor, source: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Replace the elements by `source`, after whatever still uses the tensor has completed."""
+        outside_execution("Tensor.copy_from")
         tensor.storage.check_alive("Tensor.copy_from")
-        self._settle(tensor, writes=True)
+        if tensor.storage.borrows:
+            check_unique(tensor.write_use(), "Tensor.copy_from")
+        self.settle(tensor, writes=True)
         array = np.ascontiguousarray(source, dtype=tensor.dtype.numpy)
         if tensor.is_contiguous:
             self._host_copy(tensor.address, array.ctypes.data, tensor.nbytes, "Tensor.copy_from")
@@ -136,14 +176,16 @@ class Device:
             for k in range(tensor.shape[-1]):
                 self._host_copy(row + k * step, array[index].ctypes.data + k * item, item, "Tensor.copy_from")
 
-    def _settle(self, tensor: Tensor, writes: bool) -> None:
+    def settle(self, tensor: Tensor, writes: bool) -> None:
         """Wait for the submissions whose leases conflict with host access to the tensor's bytes."""
         start, end = tensor.byte_range()
         for lease in list(tensor.storage.leases):
-            use = lease.use
-            # A kernel that holds the storage as peer memory may be waiting for this very access.
-            if not use.lifetime_only and use.end > start and use.start < end and (writes or use.writes):
-                lease.holder.wait_done()
+            for use in lease.uses:
+                # A kernel that holds the storage as peer memory may be waiting for this very access.
+                near = use.storage is tensor.storage and use.end > start and use.start < end
+                if near and not use.lifetime_only and (writes or use.writes):
+                    lease.wait_done()
+                    break
 
     def _host_copy(self, dst: int, src: int, nbytes: int, name: str) -> None:
         if nbytes:
@@ -160,8 +202,10 @@ class Device:
             raise WaitTimeout(f"{ticket.name}: expected to complete within {bound:g} s, still running", op=ticket.name)
         if status is Status.DONE:
             return
-        fault = self.driver.fault(ticket)
-        raise DeviceFault(f"{ticket.name} did not complete: {fault}", op=ticket.name)
+        record = self.driver.fault(ticket)
+        self.driver.take_fault(ticket.stream)
+        if record is not None:
+            raise explain(record, ticket.name if status is Status.SKIPPED else None)
 
     def _check_open(self) -> None:
         if self._closed:

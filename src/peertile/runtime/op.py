@@ -1,241 +1,630 @@
-"""Lazy device operations: what `kernel(args)` returns. Nothing runs until one is executed, once.
+"""Lazy device operations and how they combine. A little long: what a method of an operation makes is an operation.
+Nothing runs until one is executed, once.
 
-Execution goes through an `ExecutionContext`: it names the stream, registers what must stay alive and
-leased, and collects tickets. Ownership belongs to the submission, never to a handle that the user can
-drop: a `Submission` keeps storages, modules and leases until a ticket proves completion.
+    READY ──sync, submit, schedule, await, capture──> SPENT        a second execution is a UsageError
+      └───then, map, zip, shared, …: moved into another op──> SPENT
 
-    READY ──sync / submit──> SPENT        a second execution is a UsageError
+Execution goes through an `ExecutionContext` (context.py). Closures run while the operation is being submitted, on
+the submitting thread and under its execution lock: they see handles, not finished data. Results are unpacked
+into closures: a tuple gives an argument for each item, None gives none, anything else gives one.
 """
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, overload
 
-from peertile.errors import PeertileError, UsageError
-from peertile.runtime.device import Device, Stream
-from peertile.runtime.driver import FaultRecord, Status, Ticket
-from peertile.runtime.lease import Lease
+from peertile.errors import ArgumentError, PeertileError, UsageError
+from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
+from peertile.runtime.future import DeviceFuture, spent_error
+from peertile.runtime.once import Shared
+from peertile.runtime.recording import Recording
+from peertile.runtime.site import Site, call_site
+from peertile.runtime.stream import Stream
 
-__all__ = ["DeviceOp", "ExecutionContext", "Submission", "live_submissions"]
+if TYPE_CHECKING:
+    from peertile.runtime.device import Device
+    from peertile.runtime.schedule import SchedulingPolicy
+
+__all__ = [
+    "Chain",
+    "DeviceOp",
+    "ExecutionContext",
+    "FunctionOp",
+    "Graph",
+    "GraphLaunchOp",
+    "SharedOp",
+    "ZipOp",
+    "unpacked",
+    "zip",
+]
 
 T = TypeVar("T")
+U = TypeVar("U")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+Ts = TypeVarTuple("Ts")
 
-FaultMaker = Callable[[FaultRecord], PeertileError]
-"""Turns a driver's fault record into the error that the user sees."""
-
-
-class ExecutionContext:
-    """One execution of an op on one stream. `on_caller` lets launches run on the calling thread."""
-
-    __slots__ = ("_done", "fault_maker", "keep", "leases", "name", "on_caller", "stream", "tickets")
-
-    def __init__(self, name: str, stream: Stream, *, on_caller: bool) -> None:
-        self.name = name
-        self.stream = stream
-        self.on_caller = on_caller
-        self.keep: list[Any] = []
-        self.leases: list[Lease] = []
-        self.tickets: list[Ticket] = []
-        self.fault_maker: dict[int, FaultMaker] = {}
-        self._done = False
-
-    @property
-    def stream_id(self) -> int:
-        return self.stream.id
-
-    @property
-    def stream_name(self) -> str:
-        return self.stream.name
-
-    def is_done(self) -> bool:
-        """Whether everything enqueued has left the stream; takes no lock."""
-        if self._done:
-            return True
-        query = self.stream.device.driver.query
-        # Tickets of one stream complete in order, so the last one speaks for all.
-        if self.tickets and query(self.tickets[-1]) is Status.PENDING:
-            return False
-        return bool(self.tickets)
-
-    def wait_done(self) -> None:
-        """Block until everything enqueued has left the stream, however it ended."""
-        if self.tickets and not self._done:
-            self.stream.device.driver.wait(self.tickets[-1])
-
-    def add_ticket(self, ticket: Ticket, fault_maker: FaultMaker | None) -> None:
-        """Register an enqueued operation and how its fault is told."""
-        self.tickets.append(ticket)
-        if fault_maker is not None:
-            self.fault_maker[ticket.sequence] = fault_maker
-
-    def release(self) -> None:
-        """Completion is proven: give back leases and what was kept alive."""
-        self._done = True
-        if self.leases:
-            self.stream.device.leases.release(self.leases)
-            self.leases = []
-        self.keep.clear()
-
-    def first_fault(self) -> PeertileError | None:
-        """The error of the first operation that failed, once all have left the stream."""
-        driver = self.stream.device.driver
-        for ticket in self.tickets:
-            record = driver.fault(ticket)
-            if record is not None:
-                # The stream goes on: what was enqueued before the take is skipped, later work runs.
-                driver.take_fault(self.stream.handle)
-                return self.explain(record, ticket)
-        return None
-
-    def explain(self, record: FaultRecord, ticket: Ticket) -> PeertileError:
-        """The user's error for a fault record."""
-        maker = self.fault_maker.get(ticket.sequence)
-        if maker is not None:
-            return maker(record)
-        from_driver = record.error
-        if isinstance(from_driver, PeertileError):
-            return from_driver
-        return UsageError(f"{ticket.name} failed: {record}")
+_UNKNOWN_NS = 1 << 62
 
 
-class _Live:
-    """Submissions that nobody has waited for yet; they own their leases, so they must not be collected."""
+class DeviceOp(Generic[T]):
+    """A lazy operation on a device, used once; `T` is what executing it gives.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.pending: set[ExecutionContext] = set()
+    `sync()` runs it and waits; `await op` does so without blocking the loop; `schedule(policy)` gives a future
+    that submits at its first poll; `submit(stream)` enqueues now; `graph_on(stream)` records it for replay.
 
-    def add(self, context: ExecutionContext) -> None:
-        with self.lock:
-            self.pending.add(context)
+    To write one's own: derive, set `name` and `device`, and define `execute(context)`, which registers what it uses
+    (`context.retain`, `context.lease`) before it enqueues, and runs other operations with `context.run(op)`.
 
-    def discard(self, context: ExecutionContext) -> None:
-        with self.lock:
-            self.pending.discard(context)
-
-    def sweep(self) -> int:
-        """Release the submissions that have completed; the number still running."""
-        with self.lock:
-            done = [c for c in self.pending if c.is_done()]
-            self.pending.difference_update(done)
-            running = len(self.pending)
-        for context in done:
-            context.release()
-        return running
-
-
-_live = _Live()
-
-
-def live_submissions() -> int:
-    """Number of submissions that are still running, after releasing those that are not."""
-    return _live.sweep()
-
-
-class Submission(Generic[T]):
-    """An op that was enqueued. Dropping it neither cancels nor waits: the work owns what it uses."""
-
-    __slots__ = ("_context", "_error", "_result", "_settled")
-
-    def __init__(self, context: ExecutionContext, result: T) -> None:
-        self._context = context
-        self._result = result
-        self._error: PeertileError | None = None
-        self._settled = False
-
-    def is_done(self) -> bool:
-        """Whether the work has left its stream, without blocking."""
-        return self._settled or self._context.is_done()
-
-    def wait(self, timeout_s: float | None = None) -> T:
-        """Block until the work is done and return the result. DeviceFault if it failed, WaitTimeout at the bound."""
-        if not self._settled:
-            context = self._context
-            if context.tickets:
-                status = context.stream.device.driver.wait(context.tickets[-1], timeout_s)
-                if status is Status.PENDING:
-                    raise UsageError(f"{context.name}: still running after {timeout_s:g} s; wait longer")
-            self._error = context.first_fault()
-            self._settled = True
-            _live.discard(context)
-            context.release()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-class DeviceOp(ABC, Generic[T]):
-    """A lazy operation on a device, used once.
-
-    `sync()` runs it on the default stream and returns its result; `sync_on(stream)` on a given one;
-    `submit(stream)` enqueues it and returns a `Submission`, so that several can be in flight.
+    >>> import peertile as pt
+    >>> pt.op.ones((2,), pt.f32).map(lambda x: x.shape).sync()
+    (2,)
     """
 
-    __slots__ = ("_spent",)
+    __slots__ = ("__weakref__", "_site", "_spent")
 
     def __init__(self) -> None:
         self._spent = False
+        self._site: Site | None = call_site(2)
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """Names the operation in errors."""
+        return type(self).__name__
 
     @property
-    @abstractmethod
     def device(self) -> Device:
         """The device it runs on."""
+        raise NotImplementedError(f"{type(self).__name__}: define the property device")
 
-    @abstractmethod
-    def _execute(self, context: ExecutionContext) -> T:
+    @property
+    def arity(self) -> int | None:
+        """Number of results, where it is known before the operation runs."""
+        return None
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it only does something to what exists (a launch, a copy, a fill): what `Graph.update` takes."""
+        return False
+
+    def execute(self, context: ExecutionContext) -> T:
         """Enqueue on the context's stream and return the result's handles. Called once."""
+        raise NotImplementedError(f"{type(self).__name__}: define execute(context)")
+
+    def preferred_stream(self) -> Stream | None:
+        """The stream that holds what the operation needs; None where any will do."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}{', spent' if self._spent else ''}>"
+
+    # ---------------------------------------------------------------- execution
+
+    def _execute(self, context: ExecutionContext) -> T:
+        return self.execute(context)
+
+    def _expected_ns(self) -> int:
+        """How long it takes, where that was measured before; very long where it was not."""
+        return _UNKNOWN_NS
+
+    def _took(self, ns: int) -> None:
+        """It took no longer than this, hand-overs between threads included."""
 
     def _spend(self) -> None:
         if self._spent:
-            raise UsageError(f"{self.name}: an op is used once, and this one was; build a new one by calling again")
+            raise spent_error(self.name)
         self._spent = True
 
+    def _enter(self, context: ExecutionContext) -> T:
+        """Execute inside another operation's execution."""
+        self._spend()
+        if self.device is not context.device:
+            raise ArgumentError(
+                f"{self.name}: expected a stream of {self.device.name}, got {context.stream.name} of "
+                f"{context.device.name}; run it on its own device"
+            )
+        return self._execute(context)
+
+    def _start(self, context: ExecutionContext, doing: str = "the execution of") -> T:
+        """Execute as the outermost operation, under the thread's execution lock. The op is spent already."""
+        if self.device is not context.device:
+            raise ArgumentError(
+                f"{self.name}: expected a stream of {self.device.name}, got {context.stream.name} of "
+                f"{context.device.name}; run it on its own device"
+            )
+        before = execution.inside
+        execution.inside = f"{doing} {self.name}"
+        try:
+            return self._execute(context)
+        finally:
+            execution.inside = before
+
+    def _pick(self, policy: SchedulingPolicy | None) -> Stream:
+        stream: Stream = (policy or self.device.policy).stream_for(self)
+        return stream
+
     def sync(self) -> T:
-        """Run on the device's default stream and wait for the end."""
-        return self.sync_on(self.device.default_stream)
+        """Run on a stream of the device's scheduling policy and wait for the end."""
+        outside_execution(self.name)
+        return self.sync_on(self._pick(None))
 
     def sync_on(self, stream: Stream) -> T:
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
+        outside_execution(self.name)
         self._spend()
         context = ExecutionContext(self.name, stream, on_caller=True)
         try:
-            result = self._execute(context)
+            result = self._start(context)
+            context.seal()
+            error = context.wait()
         except BaseException:
-            _abandon(context)
+            context.abandon()
             raise
-        if context.tickets:
-            return Submission(context, result).wait()
-        context.release()
+        if error is not None:
+            raise error
         return result
 
-    def submit(self, stream: Stream | None = None) -> Submission[T]:
-        """Enqueue on `stream` (default: the device's default stream) and return at once."""
+    def submit(self, stream: Stream | None = None) -> DeviceFuture[T]:
+        """Enqueue on `stream` (default: the device's policy says which) and return at once."""
+        outside_execution(self.name)
         self._spend()
-        _live.sweep()
-        context = ExecutionContext(self.name, stream or self.device.default_stream, on_caller=False)
-        _live.add(context)
+        future = DeviceFuture(self, None, stream)
+        future._submit(on_caller=False)
+        return future
+
+    def schedule(self, policy: SchedulingPolicy | None = None) -> DeviceFuture[T]:
+        """A future that submits at its first poll, where `policy` (default: the device's) says."""
+        self._spend()
+        return DeviceFuture(self, policy, None)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.schedule().__await__()
+
+    def async_on(self, stream: Stream) -> T:
+        """Unsafe: enqueue on `stream` and return the result with all protection given up.
+
+        Nothing keeps memory, modules or leases after the return: the caller must keep every object that the
+        operation uses alive, and everything else away from it, until the stream has been waited for.
+        """
+        outside_execution(self.name)
+        self._spend()
+        context = ExecutionContext(self.name, stream, on_caller=False)
         try:
-            result = self._execute(context)
+            return self._start(context)
+        finally:
+            context.seal()
+            context.release()
+
+    # ---------------------------------------------------------------- combinators
+
+    @overload
+    def then(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], DeviceOp[U]]) -> DeviceOp[U]: ...
+    @overload
+    def then(self: DeviceOp[None], closure: Callable[[], DeviceOp[U]]) -> DeviceOp[U]: ...
+    @overload
+    def then(self, closure: Callable[[T], DeviceOp[U]]) -> DeviceOp[U]: ...
+    def then(self, closure: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
+        """Then the operation that `closure` makes of the results: on the same stream, in order.
+
+        The closure may not execute other operations: that is a UsageError.
+        """
+        return self._extended(Step.THEN, closure)
+
+    @overload
+    def then_unchecked(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], DeviceOp[U]]) -> DeviceOp[U]: ...
+    @overload
+    def then_unchecked(self: DeviceOp[None], closure: Callable[[], DeviceOp[U]]) -> DeviceOp[U]: ...
+    @overload
+    def then_unchecked(self, closure: Callable[[T], DeviceOp[U]]) -> DeviceOp[U]: ...
+    def then_unchecked(self, closure: Callable[..., DeviceOp[U]]) -> DeviceOp[U]:
+        """Unsafe: `then` whose closure may execute other operations.
+
+        The caller sees to it that they touch nothing that this operation's stream is still using: leases refuse
+        what they can see, and the results of `async_on` they cannot.
+        """
+        return self._extended(Step.THEN_UNCHECKED, closure)
+
+    @overload
+    def map(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], U]) -> DeviceOp[U]: ...
+    @overload
+    def map(self: DeviceOp[None], closure: Callable[[], U]) -> DeviceOp[U]: ...
+    @overload
+    def map(self, closure: Callable[[T], U]) -> DeviceOp[U]: ...
+    def map(self, closure: Callable[..., U]) -> DeviceOp[U]:
+        """The same work with `closure(results)` as the result; handles, not finished data."""
+        return self._extended(Step.MAP, closure)
+
+    @overload
+    def inspect(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], object]) -> DeviceOp[tuple[*Ts]]: ...
+    @overload
+    def inspect(self: DeviceOp[None], closure: Callable[[], object]) -> DeviceOp[None]: ...
+    @overload
+    def inspect(self, closure: Callable[[T], object]) -> DeviceOp[T]: ...
+    def inspect(self, closure: Callable[..., object]) -> DeviceOp[Any]:
+        """The same work and results; `closure` sees them on the way."""
+        return self._extended(Step.INSPECT, closure)
+
+    def _extended(self, step: Step, closure: Callable[..., Any]) -> DeviceOp[Any]:
+        if not callable(closure):
+            raise ArgumentError(f"{step.value}: expected a function, got {type(closure).__name__}")
+        self._spend()
+        return Chain(self, [(step, closure)])
+
+    def shared(self) -> SharedOp[T]:
+        """An operation that runs once, whoever gets there first, and may be used any number of times, from any
+        thread. A use on another stream is ordered behind it by an event; a failure reaches every use."""
+        self._spend()
+        return SharedOp(Shared(self))
+
+    @overload
+    def unzip(self: DeviceOp[tuple[A, B]]) -> tuple[DeviceOp[A], DeviceOp[B]]: ...
+    @overload
+    def unzip(self: DeviceOp[tuple[A, B, C]]) -> tuple[DeviceOp[A], DeviceOp[B], DeviceOp[C]]: ...
+    @overload
+    def unzip(self, count: int | None = None) -> tuple[DeviceOp[Any], ...]: ...
+    def unzip(self, count: int | None = None) -> tuple[DeviceOp[Any], ...]:
+        """An operation for each of the results; the work is done once. `count` where it cannot be known."""
+        known = self.arity if count is None else count
+        if known is None:
+            raise ArgumentError(f"unzip: {self.name} does not know its number of results; write unzip(n)")
+        shared = self.shared()
+        return tuple(_PartOp(shared, k, known) for k in range(known))
+
+    # ---------------------------------------------------------------- graphs
+
+    def graph_on(self, stream: Stream, name: str | None = None) -> Graph[T]:
+        """Record the operation on `stream` as a graph. Nothing runs; its outputs are unwritten until a launch."""
+        outside_execution(self.name)
+        self._spend()
+        recording = Recording(name, stream)
+        recording.begin()
+        try:
+            context = ExecutionContext(self.name, stream, on_caller=False, recording=recording)
+            result = self._start(context, "the capture of")
         except BaseException:
-            _live.discard(context)
-            _abandon(context)
+            recording.drop()
             raise
-        return Submission(context, result)
+        recording.end()
+        return Graph(recording, result)
 
 
-def _abandon(context: ExecutionContext) -> None:
-    """An execution failed part way (or was interrupted): what was enqueued keeps its leases until the last
-    operation of the stream has left it, which is later than ours, hence safe."""
-    context.tickets.append(context.stream.device.driver.last_ticket(context.stream.handle))
-    if context.is_done():
-        context.release()
-    else:
-        _live.add(context)
+def unpacked(closure: Callable[..., U], result: Any) -> U:
+    """`closure` called with a result, unpacked."""
+    if type(result) is tuple:
+        return closure(*result)
+    if result is None:
+        return closure()
+    return closure(result)
+
+
+class Step(Enum):
+    """What a chain does with the results so far."""
+
+    THEN = "then"
+    THEN_UNCHECKED = "then_unchecked"
+    MAP = "map"
+    INSPECT = "inspect"
+
+
+class Chain(DeviceOp[T]):
+    """An operation and the steps behind it, in one list: chains of any length need no recursion."""
+
+    __slots__ = ("_source", "_steps")
+
+    def __init__(self, source: DeviceOp[Any], steps: list[tuple[Step, Callable[..., Any]]]) -> None:
+        super().__init__()
+        self._source = source
+        self._steps = steps
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def device(self) -> Device:
+        return self._source.device
+
+    def preferred_stream(self) -> Stream | None:
+        return self._source.preferred_stream()
+
+    def _extended(self, step: Step, closure: Callable[..., Any]) -> DeviceOp[Any]:
+        if not callable(closure):
+            raise ArgumentError(f"{step.value}: expected a function, got {type(closure).__name__}")
+        self._spend()
+        self._steps.append((step, closure))  # this chain is spent, so the list can move on
+        return Chain(self._source, self._steps)
+
+    def _execute(self, context: ExecutionContext) -> T:
+        result: Any = self._source._execute(context)
+        for step, closure in self._steps:
+            if context.host_pending:
+                context.settle_host()
+            before = execution.inside
+            execution.inside = None if step is Step.THEN_UNCHECKED else f"the closure of {step.value}"
+            try:
+                value: Any = unpacked(closure, result)
+            finally:
+                execution.inside = before
+            if step is Step.MAP:
+                result = value
+            elif step is not Step.INSPECT:
+                if not isinstance(value, DeviceOp):
+                    raise ArgumentError(
+                        f"{step.value}: expected the closure to return an operation, got {type(value).__name__}; "
+                        "use map for a plain value"
+                    )
+                result = value._enter(context)
+        return cast("T", result)
+
+
+class ZipOp(DeviceOp[T]):
+    """Operations in order on one stream; the result is the tuple of theirs."""
+
+    __slots__ = ("_ops",)
+
+    def __init__(self, ops: tuple[DeviceOp[Any], ...]) -> None:
+        super().__init__()
+        if not ops:
+            raise ArgumentError("zip: expected at least one operation, got none")
+        for op in ops:
+            if not isinstance(op, DeviceOp):
+                raise ArgumentError(f"zip: expected operations, got {type(op).__name__}")
+            if op.device is not ops[0].device:
+                raise ArgumentError(
+                    f"zip: expected operations of one device, got {ops[0].device.name} and {op.device.name}"
+                )
+        for op in ops:
+            op._spend()
+        self._ops = ops
+
+    @property
+    def name(self) -> str:
+        return self._ops[0].name
+
+    @property
+    def device(self) -> Device:
+        return self._ops[0].device
+
+    @property
+    def arity(self) -> int | None:
+        return len(self._ops)
+
+    def preferred_stream(self) -> Stream | None:
+        return next((s for s in (op.preferred_stream() for op in self._ops) if s is not None), None)
+
+    def _execute(self, context: ExecutionContext) -> T:
+        return cast("T", tuple([op._execute(context) for op in self._ops]))
+
+
+class FunctionOp(DeviceOp[T]):
+    """An operation given by a function of the execution context: what `pt.op` makes."""
+
+    __slots__ = ("_device", "_function", "_is_unit", "_name")
+
+    def __init__(
+        self, name: str, device: Device, function: Callable[[ExecutionContext], T], *, is_unit: bool = False
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._device = device
+        self._function = function
+        self._is_unit = is_unit
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def is_unit(self) -> bool:
+        return self._is_unit
+
+    def _execute(self, context: ExecutionContext) -> T:
+        return self._function(context)
+
+
+# -------------------------------------------------------------------- shared
+
+
+class SharedOp(DeviceOp[T]):
+    """What `op.shared()` gives: executed once, usable many times. `clone()` is another handle on the same work."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: Shared[T]) -> None:
+        super().__init__()
+        self._shared = shared
+
+    @property
+    def name(self) -> str:
+        return self._shared.op.name
+
+    @property
+    def device(self) -> Device:
+        return self._shared.op.device
+
+    @property
+    def arity(self) -> int | None:
+        return self._shared.op.arity
+
+    def preferred_stream(self) -> Stream | None:
+        producer = self._shared.producer
+        return self._shared.op.preferred_stream() if producer is None else producer.stream
+
+    def _spend(self) -> None:
+        """Never: that is what sharing is for."""
+
+    def clone(self) -> SharedOp[T]:
+        """Another handle, for another task or thread."""
+        return SharedOp(self._shared)
+
+    def _execute(self, context: ExecutionContext) -> T:
+        return self._shared.use(context)
+
+
+class _PartOp(DeviceOp[Any]):
+    """One of the results of an operation."""
+
+    __slots__ = ("_count", "_index", "_whole")
+
+    def __init__(self, whole: SharedOp[Any], index: int, count: int) -> None:
+        super().__init__()
+        self._whole = whole
+        self._index = index
+        self._count = count
+
+    @property
+    def name(self) -> str:
+        return self._whole.name
+
+    @property
+    def device(self) -> Device:
+        return self._whole.device
+
+    def preferred_stream(self) -> Stream | None:
+        return self._whole.preferred_stream()
+
+    def _execute(self, context: ExecutionContext) -> Any:
+        results = self._whole._execute(context)
+        if not isinstance(results, tuple) or len(results) != self._count:
+            got = len(results) if isinstance(results, tuple) else type(results).__name__
+            raise UsageError(f"unzip: expected {self._count} results of {self.name}, got {got}")
+        return results[self._index]
+
+
+# -------------------------------------------------------------------- graphs
+
+
+class Graph(Generic[T]):
+    """Recorded work, replayed as one operation: made by `op.graph_on(stream)` or `pt.capture(stream)`.
+
+    Addresses are baked in: to give it other inputs, copy into the tensors it was recorded with (`update`). It owns
+    what it uses; each replay leases that on the stream it is launched on.
+
+    >>> import numpy as np, peertile as pt
+    >>> x, y = pt.zeros((2,), pt.f32), pt.empty((2,), pt.f32)
+    >>> graph = pt.op.copy(x, to=y).graph_on(pt.current_device().stream("replays"))
+    >>> graph.update(pt.op.copy(np.float32([1, 2]), to=x))
+    >>> graph.launch().sync_on(graph.stream)
+    >>> y.numpy().tolist(), graph.replays
+    ([1.0, 2.0], 1)
+    """
+
+    __slots__ = ("_has_output", "_output", "_recording")
+
+    def __init__(self, recording: Recording, output: T) -> None:
+        self._recording = recording
+        self._output: T | None = output
+        self._has_output = True
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}, {self.nodes} nodes, {self.replays} replays>"
+
+    @property
+    def name(self) -> str:
+        """Names it in errors."""
+        return self._recording.name
+
+    @property
+    def stream(self) -> Stream:
+        """The stream it was recorded on; updates go there."""
+        return self._recording.stream
+
+    @property
+    def nodes(self) -> int:
+        """Number of recorded operations."""
+        return self._recording.nodes
+
+    @property
+    def replays(self) -> int:
+        """Number of launches so far."""
+        return self._recording.replays
+
+    def take_output(self) -> T:
+        """The results of the recorded operation, once. They are unwritten until the first launch is over."""
+        if not self._has_output:
+            raise UsageError(f"{self.name}: its output was taken before; keep what take_output returned")
+        self._has_output = False
+        output, self._output = self._output, None
+        return cast("T", output)
+
+    def update(self, op: DeviceOp[Any]) -> None:
+        """Run a launch, copy or fill on the graph's stream, hence before the next launch *on that stream*."""
+        if not isinstance(op, DeviceOp) or not op.is_unit:
+            got = op.name if isinstance(op, DeviceOp) else type(op).__name__
+            raise UsageError(
+                f"update: expected a launch, copy or fill into what the graph uses, got {got}; sync other operations"
+            )
+        op.submit(self.stream)
+
+    def launch(self) -> DeviceOp[None]:
+        """An operation that replays the graph. It shares ownership: the graph may be dropped meanwhile."""
+        return GraphLaunchOp(self._recording)
+
+
+class GraphLaunchOp(DeviceOp[None]):
+    """One replay."""
+
+    __slots__ = ("_recording",)
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    @property
+    def name(self) -> str:
+        return self._recording.name
+
+    @property
+    def device(self) -> Device:
+        return self._recording.stream.device
+
+    def preferred_stream(self) -> Stream | None:
+        return self._recording.stream
+
+    def _execute(self, context: ExecutionContext) -> None:
+        recording = self._recording
+        context.refuse_capture(recording.name, "a graph cannot be part of another one; record its operations instead")
+        for check in recording.checks:
+            check()
+        assert recording.handle is not None
+        replay = recording.replays + 1
+        name = f"{recording.name} (replay {replay})"
+        lease = context.lease(recording.uses, name, self._site)
+        context.keep.append(recording)
+        ticket = context.driver.launch_graph(context.handle, recording.handle, name=name, on_caller=context.on_caller)
+        context.note(ticket, lease, (_explain_node, recording))
+        recording.replays = replay
+
+
+def _explain_node(record: Any, recording: Recording) -> PeertileError:
+    error = recording.explain(record)
+    return error if isinstance(error, PeertileError) else explain(record)
+
+
+@overload
+def zip(a: DeviceOp[A], /) -> DeviceOp[tuple[A]]: ...
+@overload
+def zip(a: DeviceOp[A], b: DeviceOp[B], /) -> DeviceOp[tuple[A, B]]: ...
+@overload
+def zip(a: DeviceOp[A], b: DeviceOp[B], c: DeviceOp[C], /) -> DeviceOp[tuple[A, B, C]]: ...
+@overload
+def zip(a: DeviceOp[A], b: DeviceOp[B], c: DeviceOp[C], d: DeviceOp[D], /) -> DeviceOp[tuple[A, B, C, D]]: ...
+@overload
+def zip(*ops: DeviceOp[Any]) -> DeviceOp[tuple[Any, ...]]: ...
+def zip(*ops: DeviceOp[Any]) -> DeviceOp[Any]:
+    """Operations in order on one stream, as one; the result is the tuple of their results.
+
+    >>> import peertile as pt
+    >>> a, b = pt.zip(pt.op.ones((2,), pt.f32), pt.op.zeros((3,), pt.f32)).sync()
+    >>> a.shape, b.shape
+    ((2,), (3,))
+    """
+    return ZipOp(ops)

@@ -17,15 +17,17 @@ from peertile.errors import ArgumentError
 from peertile.ir.types import MAX_TENSOR_RANK, Access, Space
 from peertile.ir.types import Partition as PartitionType
 from peertile.runtime.argument import Argument, Use, pack_words, view_type
+from peertile.runtime.dlpack import cuda_interface, dlpack_device, export_capsule
 from peertile.runtime.pointer import Pointer
 from peertile.runtime.shared import SharedTensor, share
-from peertile.runtime.storage import Storage
+from peertile.runtime.site import call_site
+from peertile.runtime.storage import Borrow, Storage
 from peertile.runtime.views import is_injective
 
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
 
-__all__ = ["Partition", "Tensor", "contiguous_strides", "normal_shape"]
+__all__ = ["FrozenTensor", "Partition", "Tensor", "TensorView", "contiguous_strides", "normal_shape"]
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -121,6 +123,49 @@ class Tensor:
         item = self.dtype.itemsize
         return self.offset + low * item, self.offset + (high + 1) * item
 
+    @property
+    def _exempt(self) -> tuple[int, ...]:
+        """Borrows through which this handle reaches its bytes."""
+        return ()
+
+    def _derive(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> Tensor:
+        """Another handle of the same kind on the same storage."""
+        return Tensor(self.storage, self.dtype, shape, strides, offset)
+
+    def write_use(self) -> Use:
+        """How a copy into this tensor uses it."""
+        start, end = self.byte_range()
+        return Use(self.storage, start, end, writes=True, exclusive=True, exempt=self._exempt)
+
+    def read_use(self) -> Use:
+        """How a copy out of this tensor uses it."""
+        return Use(self.storage, *self.byte_range(), writes=False)
+
+    def view(self) -> TensorView:
+        """A borrow of these elements: while it is held, nobody writes them but through it.
+
+        >>> import peertile as pt
+        >>> x = pt.zeros((4,), pt.f32)
+        >>> v = x.view()
+        >>> v.copy_from([1, 2, 3, 4]).numpy().tolist()
+        [1.0, 2.0, 3.0, 4.0]
+        """
+        start, end = self.byte_range()
+        borrow = self.storage.borrow(start, end, "a view", call_site(2))
+        return TensorView(self, (borrow.key, *self._exempt), borrow)
+
+    def share(self) -> FrozenTensor:
+        """A frozen handle on these elements: while it is held, nobody writes them.
+
+        >>> import peertile as pt
+        >>> x = pt.ones((4,), pt.f32)
+        >>> frozen = x.share()
+        >>> pt.op.dup(frozen).sync().numpy().tolist()
+        [1.0, 1.0, 1.0, 1.0]
+        """
+        start, end = self.byte_range()
+        return FrozenTensor(self, (), self.storage.borrow(start, end, "a frozen share", call_site(2)))
+
     def shared_argument(self) -> Argument:
         """How this tensor is passed as `T.Shared`; made once."""
         if self._shared is None:
@@ -140,7 +185,7 @@ class Tensor:
         return Argument(
             view_type(self.dtype, self.address, self.shape, self.strides, Access.WRITE, space=Space.DEVICE),
             pack_words((self.address, *self.shape, *self.strides)),
-            (Use(self.storage, start, end, writes=True, exclusive=True),),
+            (self.write_use(),),
             None,
             self.shape,
         )
@@ -152,7 +197,7 @@ class Tensor:
             raise ArgumentError(f"reshape: expected {self.size} elements, got {prod(wanted)} in {wanted}")
         if not self.is_contiguous:
             raise ArgumentError(f"reshape: expected a contiguous tensor, got strides {self.strides}; copy it first")
-        return Tensor(self.storage, self.dtype, wanted, None, self.offset)
+        return self._derive(wanted, None, self.offset)
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
         """A view of a box of the tensor: one slice per leading axis, steps >= 1; shares the memory.
@@ -172,7 +217,7 @@ class Tensor:
             offset += start * self.strides[axis] * self.dtype.itemsize
             shape[axis] = len(range(start, stop, step))
             strides[axis] *= step
-        return Tensor(self.storage, self.dtype, tuple(shape), tuple(strides), offset)
+        return self._derive(tuple(shape), tuple(strides), offset)
 
     def permute(self, *axes: int) -> Tensor:
         """A view whose axis k is axis `axes[k]` of this one; shares the memory.
@@ -185,7 +230,7 @@ class Tensor:
         if sorted(order) != list(range(len(self.shape))):
             raise ArgumentError(f"permute: expected each of 0 to {len(self.shape) - 1} once, got {order}")
         shape, strides = tuple(self.shape[k] for k in order), tuple(self.strides[k] for k in order)
-        return Tensor(self.storage, self.dtype, shape, strides, self.offset)
+        return self._derive(shape, strides, self.offset)
 
     def strided(self, shape: int | Sequence[int], strides: int | Sequence[int]) -> Tensor:
         """A view with any strides (elements, 0 or more) over a tensor without gaps: windows, diagonals, repeats.
@@ -207,7 +252,7 @@ class Tensor:
             raise ArgumentError(
                 f"strided: expected elements 0 to {self.size - 1}, got up to {last} with {dims} and strides {steps}"
             )
-        return Tensor(self.storage, self.dtype, dims, steps, self.offset)
+        return self._derive(dims, steps, self.offset)
 
     def pointer(self) -> Pointer:
         """The address of the first element, for a `T.Pointer` parameter of an unsafe kernel."""
@@ -270,6 +315,77 @@ class Tensor:
         self.device.write_tensor(self, array)
         return self
 
+    # ---------------------------------------------------------------- other libraries
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
+        if copy is False:
+            raise ValueError("Tensor: numpy.asarray needs a copy; for a view without one use numpy.from_dlpack")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack_device(self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule on this tensor's own memory, after everything enqueued on it has completed. The memory stays
+        alive as long as what is made of the capsule; what is launched later is the caller's to order."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(
+                f"dlpack: expected device {self.__dlpack_device__()}, got {dl_device}; copy it there first"
+            )
+        source = self.device.asarray(self.numpy(), self.dtype) if copy else self
+        self.device.settle(source, writes=True)
+        return export_capsule(
+            source.storage, source.address, source.shape, source.strides, source.dtype, self.__dlpack_device__()
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return cuda_interface(self)
+
+
+class TensorView(Tensor):
+    """What `t.view()` gives: a borrow. Slices and reshapes of it are part of the same borrow."""
+
+    __slots__ = ("_borrow", "_keys")
+
+    def __init__(self, base: Tensor, keys: tuple[int, ...], borrow: Borrow) -> None:
+        super().__init__(base.storage, base.dtype, base.shape, base.strides, base.offset)
+        self._keys = keys
+        self._borrow = borrow
+
+    @property
+    def _exempt(self) -> tuple[int, ...]:
+        return self._keys
+
+    def _derive(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> Tensor:
+        plain = Tensor(self.storage, self.dtype, shape, strides, offset)
+        return type(self)(plain, self._keys, self._borrow)
+
+
+class FrozenTensor(TensorView):
+    """What `t.share()` gives: reading only, and nobody writes the elements while it is held."""
+
+    __slots__ = ()
+
+    def write_use(self) -> Use:
+        raise ArgumentError("copy: expected a destination that can be written, got a frozen share; write the tensor")
+
+    def partition(self, tile_shape: int | Sequence[int | None] | None) -> Partition:
+        """Refused: a frozen share is not written."""
+        raise ArgumentError("partition: expected a tensor that can be written, got a frozen share; cut the tensor")
+
+    def copy_from(self, source: Any) -> Self:
+        """Refused: a frozen share is not written."""
+        raise ArgumentError("copy_from: expected a tensor that can be written, got a frozen share; write the tensor")
+
 
 @dataclass(slots=True, eq=False)
 class Partition:
@@ -318,7 +434,7 @@ class Partition:
             argument = t._exclusive[key] = Argument(
                 view_type(t.dtype, t.address, t.shape, t.strides, Access.READ_WRITE, PartitionType(*key)),
                 pack_words((t.address, *t.shape, *t.strides)),
-                (Use(t.storage, start, end, writes=True, exclusive=True),),
+                (Use(t.storage, start, end, writes=True, exclusive=True, exempt=t._exempt),),
                 None,
                 t.shape,
             )

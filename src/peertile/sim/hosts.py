@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from greenlet import greenlet
+from greenlet import GreenletExit, greenlet
 
 from peertile.sim.agents import Agent, Kind
-from peertile.sim.machine import Machine, Task
+from peertile.sim.machine import Found, Machine, Task
 from peertile.sim.verdicts import Waiter
 
 __all__ = ["Host"]
@@ -22,7 +22,7 @@ class Host(Agent):
     """The main thread of a rank."""
 
     __slots__ = (
-        "at", "body", "done", "enter", "error", "leave", "machine", "ready", "result", "thread", "waiting_for",
+        "at", "body", "done", "enter", "error", "failed", "leave", "machine", "ready", "result", "thread", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, rank: int, body: Callable[[], Any] | None = None) -> None:
@@ -37,6 +37,8 @@ class Host(Agent):
         self.error: BaseException | None = None
         self.enter: Callable[[], None] | None = None
         self.leave: Callable[[], None] | None = None
+        self.failed: Callable[[BaseException], None] | None = None
+        """Called with what the host thread raised."""
         self.thread: Any = None
         machine.begin(self)
         if body is not None:
@@ -66,6 +68,10 @@ class Host(Agent):
         if self.thread.dead:
             self.ready = False
             self.done = True
+            if isinstance(self.error, Found):
+                raise self.error
+            if self.error is not None and not machine.stopping and self.failed is not None:
+                self.failed(self.error)
 
     def step(self) -> None:
         """A place where others may go first."""
@@ -80,6 +86,8 @@ class Host(Agent):
         self.waiting_for = None
 
     def _switch(self) -> None:
+        if self.machine.stopping:
+            raise GreenletExit
         parent = self.thread.parent
         parent.switch()
 
@@ -93,6 +101,15 @@ class Host(Agent):
 
     def stop(self) -> None:
         """End the thread where it stands: its cleanup runs, and may not wait."""
-        if self.thread is not None and not self.thread.dead and self.thread:
+        if self.thread is None or self.thread.dead or not self.thread:  # ended, or never started
+            return
+        if self.enter is not None:
+            self.enter()
+        self.machine.host = self
+        try:
             self.thread.parent = greenlet.getcurrent()
             self.thread.throw()
+        finally:
+            self.machine.host = None
+            if self.leave is not None:
+                self.leave()

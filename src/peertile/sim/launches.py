@@ -200,4 +200,6 @@ class Setup:
             got = f"{array.dtype} of rank {array.ndim}" if isinstance(array, np.ndarray) else type(array).__name__
             raise ArgumentError(f"{name}: expected an array of {t.dtype} of rank {t.rank}, got {got}")
         target, offset = self._place(array, name, rank)
-        return View(t, target, offset, array.shape, array.strides, name)
+        view = View(t, target, offset, array.shape, array.strides, name)
+        target.views[len(target.views)] = view
+        return view

@@ -113,6 +113,8 @@ class Machine:
         self.waiting: dict[int, list[Task]] = {}
         """Programs of each rank that wait for a place to run."""
         self.residents: dict[int, int] = {}
+        self.stopping = False
+        """The run is over; host threads are being ended and may not wait."""
         self.outside: Any = None
         """The host thread that calls from outside of `loop`, where the host is no task."""
         self.abortable: list[Any] = []
@@ -272,7 +274,7 @@ class Machine:
         assert record.site is not None
         assert record.agent is not None
         if found.earlier is None:
-            raise Found(unwritten(target, record))
+            raise Found(unwritten(target, found, record))
         raise Found(race_between(target, found, record))
 
     def stale_read(self, word: Word, agent: Agent, site: Site) -> int:

@@ -25,15 +25,36 @@ def spell_elements(runs: Sequence[Run], size: int) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def access_of(target: Object, record: Record, runs: Sequence[Run], base: int = 0) -> Access:
+def _located(target: Object, site: Site, runs: Sequence[Run]) -> tuple[str, int]:
+    """The object in the words of the program, and the byte of `target` that its elements count from: those of the
+    smallest view that holds all of `runs`."""
+    if not runs:
+        return site.name, 0
+    best: tuple[int, str, int] | None = None
+    for view in target.views.values():
+        low, high = view.ends()
+        if low <= runs[0][0] and runs[-1][1] <= high:
+            # A view of the access's own name says best what it is about.
+            size = high - low + (0 if view.name == site.name else 1 << 60)
+            if best is None or size < best[0]:
+                best = (size, view.name, low)
+    if best is None:
+        return site.name, 0
+    named = site.name if site.name != target.name else best[1]
+    return named, best[2]
+
+
+def access_of(target: Object, record: Record, runs: Sequence[Run]) -> Access:
     """One access as a report shows it."""
     site, agent = record.site, record.agent
     assert site is not None
     assert agent is not None
+    name, base = _located(target, site, runs)
+    size = site.size if site.size > 1 else _element(target, runs)
     return Access(
         verb=site.verb,
-        object=f"{site.name} of rank {target.rank}",
-        elements=spell_elements([(a - base, b - base) for a, b in runs], site.size) if runs else "",
+        object=f"{name} of rank {target.rank}",
+        elements=spell_elements([(a - base, b - base) for a, b in runs], size) if runs else "",
         agent=agent.where(),
         rank=agent.rank,
         program=agent.program if agent.program >= 0 else None,
@@ -42,8 +63,18 @@ def access_of(target: Object, record: Record, runs: Sequence[Run], base: int = 0
     )
 
 
-def unwritten(target: Object, record: Record) -> NeverWritten:
-    return NeverWritten(access=access_of(target, record, ()))
+def _element(target: Object, runs: Sequence[Run]) -> int:
+    """Bytes of an element, by a view that holds `runs`; 1 if there is none."""
+    for view in target.views.values():
+        low, high = view.ends()
+        if runs and low <= runs[0][0] and runs[-1][1] <= high:
+            return view.type.dtype.itemsize
+    return 1
+
+
+def unwritten(target: Object, found: Conflict, record: Record) -> NeverWritten:
+    runs = target.shadow.extent(found.cell)
+    return NeverWritten(access=access_of(target, record, runs))
 
 
 def out_of_bounds(target: Object, record: Record, message: str) -> Bounds:
@@ -54,13 +85,12 @@ def race_between(target: Object, found: Conflict, record: Record) -> Race:
     """The verdict on two accesses that nothing orders."""
     earlier = found.earlier
     assert earlier is not None
-    size = min(s.size for s in (record.site, earlier.site) if s is not None)
     runs = target.shadow.extent(found.cell)
     missing, repair = _missing(earlier, record, found.why)
+    first, second = access_of(target, earlier, runs), access_of(target, record, runs)
     return Race(
-        earlier=access_of(target, earlier, ()),
-        later=access_of(target, record, ()),
-        elements=spell_elements(runs, size),
+        earlier=first,
+        later=second,
         missing=missing,
         repair=repair,
         why=found.why,

@@ -48,6 +48,7 @@ class Case:
         max_steps: int = 200_000,
         stale: bool = True,
         after: Callable[[Machine], None] | None = None,
+        cleanup: Callable[[Machine], None] | None = None,
     ) -> None:
         self.build = build
         self.ranks = ranks
@@ -55,6 +56,7 @@ class Case:
         self.max_steps = max_steps
         self.stale = stale
         self.after = after
+        self.cleanup = cleanup
         self.partitions = Partitions()
 
     def run(
@@ -98,6 +100,9 @@ class Case:
                     self.after(machine)
             except Found as found:
                 verdict = found.verdict
+            finally:
+                if self.cleanup is not None:
+                    self.cleanup(machine)
         return Outcome(verdict, tuple(chooser.taken), machine.steps, machine)
 
 

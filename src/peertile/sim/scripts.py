@@ -127,7 +127,6 @@ def script_case(
     def build(machine: Machine) -> None:
         views: dict[int, View] = {}
         actors = kept[0] = []
-        cells: list[Cell] = []
 
         def view(cell: Cell) -> View:
             found = views.get(id(cell))
@@ -143,7 +142,7 @@ def script_case(
                     if cell.start is not None:
                         target.set(cell.dtype, 0, cell.start)
                 found = views[id(cell)] = View(t, target, 0, (1,), (cell.dtype.itemsize,), cell.name)
-                cells.append(cell)
+                target.views[len(target.views)] = found
             return found
 
         for rank in range(count):

@@ -102,7 +102,7 @@ class Access:
     code: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.agent} {self.verb} {self.object}{self.elements}"
+        text = f"{self.agent} {self.verb} {self.object}{' ' if self.elements else ''}{self.elements}"
         if self.loc is not None:
             return f"{text}\n{_indent(self.loc.user.excerpt())}"
         return f"{text}\n    {self.code}" if self.code else text
@@ -167,7 +167,6 @@ class Race(Verdict):
 
     earlier: Access
     later: Access
-    elements: str
     missing: str
     repair: str
     why: str = ""
@@ -177,8 +176,9 @@ class Race(Verdict):
 
     @property
     def headline(self) -> str:
-        names = self.later.object if self.later.object == self.earlier.object else f"{self.earlier.object}, {self.later.object}"
-        return f"race: two accesses of {names}{self.elements} are not ordered"
+        same = self.later.object == self.earlier.object
+        names = self.later.object if same else f"{self.earlier.object} ({self.later.object})"
+        return f"race: two accesses of {names}, elements {self.later.elements}, are not ordered"
 
     @property
     def body(self) -> list[str]:
@@ -203,7 +203,7 @@ class NeverWritten(Verdict):
 
     @property
     def headline(self) -> str:
-        return f"never written: {self.access.object}{self.access.elements} is read before anybody wrote it"
+        return f"never written: {self.access.object} {self.access.elements} is read before anybody wrote it"
 
     @property
     def body(self) -> list[str]:
@@ -247,7 +247,7 @@ class Lifetime(Verdict):
 
     @property
     def headline(self) -> str:
-        return f"use after free: {self.access.object}{self.access.elements} was freed by {self.freed_by}"
+        return f"use after free: {self.access.object} was freed by {self.freed_by}"
 
     @property
     def body(self) -> list[str]:

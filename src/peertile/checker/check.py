@@ -1,0 +1,136 @@
+"""`check`: a program on many schedules of the simulated machine, and what came of it.
+
+    report = check(main, ranks=2, schedules=100)
+    assert report.clean, str(report)
+
+What was covered, and what was left out, is part of every verdict: see `CheckReport.statement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from peertile.checker.program import ProgramCase
+from peertile.errors import ArgumentError
+from peertile.sim.choices import ReplayChooser
+from peertile.sim.explore import Report, exhaust, explore, settle
+from peertile.sim.verdicts import Verdict
+
+__all__ = ["ABSTRACTIONS", "CheckReport", "check", "declared"]
+
+ABSTRACTIONS: Final = (
+    "memory is judged by element, order, scope and happens-before, not by caches, timing or numerics of a device",
+    "copies to the host of partly written memory are not reads of what was never written",
+    "bulk copies, aliases and multicast are not modelled for whole programs",
+)
+
+
+@dataclass
+class CheckReport:
+    """What a check found. `clean`: nothing."""
+
+    program: str
+    ranks: int
+    exploration: Report
+    order_faults: dict[str, str] = field(default_factory=dict)
+    """Rules of memory order that the compiler would refuse, by place."""
+    output: str = ""
+    """What the last schedule printed."""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return self.exploration.verdicts
+
+    @property
+    def clean(self) -> bool:
+        return not self.verdicts
+
+    def statement(self) -> str:
+        """What was covered."""
+        return self.exploration.statement()
+
+    def __str__(self) -> str:
+        parts = [str(verdict) for verdict in self.verdicts] or [f"{self.program}: no fault found on {self.ranks} ranks"]
+        parts += [f"order: {place}: {message}" for place, message in self.order_faults.items()]
+        parts.append("covered: " + self.statement().replace("\n", "\n         "))
+        return "\n\n".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {
+            "program": self.program,
+            "ranks": self.ranks,
+            "clean": self.clean,
+            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
+            "order_faults": self.order_faults,
+            "schedules": self.exploration.schedules,
+            "complete": self.exploration.complete,
+            "steps": self.exploration.steps,
+            "covered": self.statement().split("\n"),
+        }
+
+
+def declared(path: Path) -> dict[str, Any]:
+    """What a file declares as `CHECK`; empty without one. Executes the file's top level, not its main."""
+    if "CHECK" not in path.read_text():
+        return {}
+    module = ModuleType("__peertile_check__")
+    module.__file__ = str(path.resolve())
+    exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
+    found = module.__dict__.get("CHECK", {})
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ArgumentError(f"{path}: CHECK: expected a dict from argument names to values, got {found!r}")
+    return dict(found)
+
+
+def check(
+    program: str | Path | Callable[..., Any],
+    ranks: int | None = None,
+    *,
+    schedules: int = 50,
+    seed: int = 0,
+    choices: tuple[int, ...] | None = None,
+    exhaustive: bool = False,
+    limit: int = 20_000,
+    stop_at: int = 1,
+    arguments: dict[str, Any] | None = None,
+    argv: list[str] | None = None,
+    resident: int | None = None,
+) -> CheckReport:
+    """Runs `program`, a file or a function of the group, on `ranks` simulated ranks under `schedules` schedules.
+
+    `choices` replays one schedule; `exhaustive` runs all that differ, at most `limit`. `resident` bounds the
+    programs of a rank that run at once. A file's `CHECK` gives arguments and ranks that are not given here.
+    """
+    target: Path | Callable[..., Any]
+    if callable(program):
+        target, name = program, getattr(program, "__name__", repr(program))
+        count = ranks or 2
+    else:
+        target = Path(program)
+        if not target.is_file():
+            raise ArgumentError(f"check: program: expected a Python file, got {str(program)!r}, which is not a file")
+        name = str(program)
+        small = declared(target)
+        wanted = small.pop("ranks", None)
+        if arguments is None and "CHECK" in target.read_text():
+            arguments = small
+        count = ranks or wanted or 2
+    if count < 1:
+        raise ArgumentError(f"check: ranks: expected at least 1, got {count}")
+    case = ProgramCase(target, count, arguments=arguments, argv=argv, resident=resident)
+    if choices is not None:
+        outcome = case.run(ReplayChooser(choices))
+        report = Report(schedules=1, steps=outcome.steps, seed=None)
+        if outcome.verdict is not None:
+            report.verdicts.append(settle(case, outcome, None, 0))
+    elif exhaustive:
+        report = exhaust(case, limit)
+    else:
+        report = explore(case, schedules, seed, stop_at=stop_at)
+    report.abstractions = ABSTRACTIONS
+    return CheckReport(name, count, report, dict(case.compiler.order_faults), case.output)

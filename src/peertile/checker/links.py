@@ -1,0 +1,87 @@
+"""The group of simulated ranks: the real coordinator, reached by host threads that the machine parks.
+
+Collective calls are edges between hosts. Nothing here times out: a call that can never end is a deadlock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+
+from peertile.comm.control import ControlBlock, Segment
+from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request
+from peertile.sim.clocks import Clock, join
+from peertile.sim.hosts import Host
+from peertile.sim.machine import Machine, Task
+from peertile.sim.verdicts import Waiter
+
+__all__ = ["SimHub", "SimLink"]
+
+
+class SimHub:
+    """The coordinator of the ranks of one machine."""
+
+    def __init__(self, machine: Machine, ranks: int) -> None:
+        self.machine = machine
+        self.segment = Segment.create(ranks, shared=False)
+        self.pids = (os.getpid(),) * ranks
+        self.coordinator = Coordinator(self.pids, self.segment, self._deliver, os.close)
+        self._replies: dict[tuple[int, int], Reply] = {}
+        self._waiters: dict[tuple[int, int], list[Task]] = {}
+        self._clocks: dict[tuple[int, int, int], Clock] = {}
+        self._arrived: dict[tuple[int, int, int], dict[int, str]] = {}
+
+    def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
+        self._replies[rank, reply.ticket] = reply
+        self.machine.wake_all(self._waiters.get((rank, reply.ticket), []))
+
+    def call(self, host: Host, rank: int, request: Arrive) -> Reply:
+        """Arrives for `rank`, and parks its host until the reply."""
+        host.step()
+        meeting = (request.group, request.generation, request.sequence)
+        known = self._clocks.setdefault(meeting, {})
+        join(known, host.release(None))
+        arrived = self._arrived.setdefault(meeting, {})
+        arrived[rank] = request.call
+        self.coordinator.handle(rank, request, (), 0.0)
+        key = (rank, request.ticket)
+        if key not in self._replies:
+
+            def reason() -> Waiter:
+                there = ", ".join(str(r) for r in sorted(arrived))
+                return Waiter(host.where(), f"the other ranks in {request.call}; arrived: {there}")
+
+            host.block(self._waiters.setdefault(key, []), reason)
+        self._waiters.pop(key, None)
+        host.acquire(known)
+        return self._replies.pop(key)
+
+    def tell(self, rank: int, request: Request) -> None:
+        self.coordinator.handle(rank, request, (), 0.0)
+
+
+class SimLink:
+    """A rank's connection."""
+
+    def __init__(self, hub: SimHub, rank: int, host: Host) -> None:
+        self._hub = hub
+        self._rank = rank
+        self._host = host
+        self.segment = hub.segment
+        self.pids = hub.pids
+        self.tickets: Iterator[int] = itertools.count()
+        self.closed = False
+
+    def call(self, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
+        return self._hub.call(self._host, self._rank, request), []
+
+    def tell(self, request: Request) -> None:
+        self._hub.tell(self._rank, request)
+
+    def watch(self, block: ControlBlock, host: int) -> None:
+        """The coordinator lives as long as its ranks."""
+
+    def close(self) -> None:
+        self.closed = True
+        self._hub.tell(self._rank, Leave())

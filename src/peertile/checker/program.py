@@ -1,0 +1,161 @@
+"""A program file as a case of the simulator: each rank executes it from its beginning, as a launcher would.
+
+A file may declare `CHECK = {...}`: keyword arguments for its main function, small enough to be checked, and
+`"ranks"`, the number of ranks it needs. Its main is the one marked with `pt.program`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from peertile.checker.isolation import RankView
+from peertile.checker.links import SimHub, SimLink
+from peertile.comm.group import Group, RankModel
+from peertile.comm.launcher import Program, join_as
+from peertile.direct import fingerprint
+from peertile.errors import ArgumentError, UnsupportedError
+from peertile.runtime.device import Device
+from peertile.runtime.drivers.sim import SimDevice
+from peertile.sim.binary import compile_function
+from peertile.sim.hosts import Host
+from peertile.sim.choices import Chooser
+from peertile.sim.machine import Found, Machine
+from peertile.sim.runs import Case, Outcome
+from peertile.sim.verdicts import HostError
+from peertile.sim.words import Rule
+
+__all__ = ["CannotCheck", "ProgramCase", "SimCompiler"]
+
+
+class CannotCheck(UnsupportedError):
+    """The program does something that the simulated machine does not do."""
+
+
+class SimCompiler:
+    """Compiles kernels for the machine, each once however often ranks and schedules ask."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+        self.order_faults: dict[str, str] = {}
+
+    def compile_function(
+        self, fn: Any, name: str, unsafe: bool, types: dict[str, Any], consts: dict[str, Any], grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
+    ) -> Any:  # fmt: skip
+        parts = fingerprint(fn)
+        if parts is None:
+            return self._make(fn, name, unsafe, types, consts, grid_rank, groups)
+        key = (name, unsafe, tuple(types.items()), repr(sorted(consts.items())), grid_rank, repr(groups), parts)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._make(fn, name, unsafe, types, consts, grid_rank, groups)
+        return found
+
+    def _make(self, *args: Any) -> Any:
+        made = compile_function(*args)
+        for fault in made.binary.order_faults:  # type: ignore[attr-defined]
+            self.order_faults[str(fault.loc)] = fault.message
+        return made
+
+
+class ProgramCase(Case):
+    """A file, or a function called with the group, on `ranks` ranks. `arguments` go to its main function."""
+
+    def __init__(
+        self, program: Path | Callable[..., Any], ranks: int, *, arguments: dict[str, Any] | None = None,
+        argv: list[str] | None = None, resident: int | None = None, max_steps: int = 2_000_000,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.arguments = arguments
+        self.argv = argv or []
+        self.compiler = SimCompiler()
+        self.output = ""
+        self._code: CodeType | None = None
+        if isinstance(program, Path):
+            self.folder = program.resolve().parent
+            self._code = compile(program.read_bytes(), str(program.resolve()), "exec")
+        else:
+            self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
+        self._hosts: list[Host] = []
+        super().__init__(
+            self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop
+        )
+
+    # ---------------------------------------------------------------- one run
+
+    def _once(self, chooser: Chooser, rule: Rule, park: Any, foresight: Any) -> Outcome:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            outcome = super()._once(chooser, rule, park, foresight)
+        self.output = printed.getvalue()
+        return outcome
+
+    def _build(self, machine: Machine) -> None:
+        hub = SimHub(machine, self.ranks)
+        self._hosts = []
+        for rank in range(self.ranks):
+            name = str(self.program) if isinstance(self.program, Path) else "program"
+            view = RankView(machine, rank, self.ranks, self.folder, [name, *self.argv])
+            host = Host(machine, rank, lambda rank=rank, view=view: self._main(machine, hub, rank, view))
+            view.host = host
+            host.enter, host.leave = view.enter, view.leave
+            host.failed = lambda error, rank=rank: self._failed(rank, error)
+            self._hosts.append(host)
+
+    def _main(self, machine: Machine, hub: SimHub, rank: int, view: RankView) -> None:
+        host = self._hosts[rank]
+        group = Group(
+            SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS
+        )
+        device = Device(SimDevice(machine, rank))
+        device.compiler = self.compiler
+        view.work_on(device)
+        with join_as(group):
+            self._call(group, view)
+        group.close()
+
+    def _call(self, group: Group, view: RankView) -> None:
+        if not isinstance(self.program, Path):
+            self.program(group, **(self.arguments or {}))
+            return
+        assert self._code is not None
+        declared = self.arguments is not None
+        module = ModuleType("__peertile_check__" if declared else "__main__")
+        module.__file__ = str(self.program.resolve())
+        view.adopt("__main__", module)
+        exec(self._code, module.__dict__)
+        if declared:
+            find_main(module, self.program)(group, **(self.arguments or {}))
+
+    def _failed(self, rank: int, error: BaseException) -> None:
+        if isinstance(error, UnsupportedError):
+            raise CannotCheck(str(error)) from error
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        text = f"{type(error).__name__}: {error}"
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(self.folder))]
+        trace = "\n".join(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])
+        raise Found(HostError(rank=rank, error=text, trace=trace))
+
+    def _stop(self, machine: Machine) -> None:
+        machine.stopping = True
+        for host in self._hosts:
+            host.stop()
+        self._hosts = []
+
+
+def find_main(module: ModuleType, path: Path) -> Program:
+    """The one function of a module that is marked with `pt.program`."""
+    found = [value for value in vars(module).values() if isinstance(value, Program)]
+    if len(found) != 1:
+        raise ArgumentError(
+            f"{path}: CHECK gives arguments for the main function, so expected one function marked with @pt.program, "
+            f"got {len(found)}"
+        )
+    return found[0]

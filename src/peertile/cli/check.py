@@ -1,0 +1,59 @@
+"""`peertile check PROGRAM --ranks N`: a program on the simulated machine. The work is in peertile.checker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peertile.checker.check import check as check_program
+from peertile.errors import ArgumentError
+from peertile.sim.verdicts import read_choices
+
+__all__ = ["check"]
+
+FOUND_STATUS = 1
+
+
+def check(
+    program: Annotated[Path, typer.Argument(help="A Python file, as for peertile run.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", min=1, help="Number of ranks; by default what the file declares.")
+    ] = None,
+    schedules: Annotated[int, typer.Option(min=1, help="Number of random schedules.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the first schedule.")] = 0,
+    choices: Annotated[str | None, typer.Option(help="Replay one schedule, as printed with a fault.")] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="All schedules that differ.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most schedules of an exhaustive check.")] = 20_000,
+    resident: Annotated[int | None, typer.Option(min=1, help="Programs of a rank that run at once.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
+) -> None:
+    """Check PROGRAM for races, deadlocks and misuse of memory.
+
+    Exits with 0 if nothing was found, 1 if a fault was, 2 if the program could not be checked.
+    """
+    try:
+        replay = None if choices is None else read_choices(choices)
+    except ValueError:
+        raise ArgumentError(f"check: --choices: expected numbers and z followed by a number, joined by dots, got {choices!r}") from None
+    report = check_program(
+        program,
+        ranks,
+        schedules=schedules,
+        seed=seed,
+        choices=replay,
+        exhaustive=exhaustive,
+        limit=limit,
+        argv=arguments,
+        resident=resident,
+    )
+    if html is not None:
+        from peertile.checker.page import page
+
+        html.write_text(page(report))
+    print(json.dumps(report.as_dict(), indent=2) if as_json else report)
+    raise typer.Exit(0 if report.clean else FOUND_STATUS)

@@ -1,0 +1,275 @@
+"""One execution of an operation on one stream: what it leases, keeps alive and has enqueued.
+
+Ownership belongs to the submission, never to a handle that the user can drop. Everything an operation uses is
+registered here *before* it is enqueued, and released when a ticket proves completion, however the execution
+ended. Nothing here waits inside an event loop; `future.py` does that.
+
+    OPEN ──seal──> SEALED ──last ticket not pending──> DONE, released
+      └──exception──> abandoned: sealed behind whatever the stream holds now
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from peertile.errors import DeviceFault, PeertileError, UnsupportedError, UsageError, WaitTimeout
+from peertile.runtime.driver import FaultKind, FaultRecord, Status, Ticket
+from peertile.runtime.lease import Lease
+from peertile.runtime.site import Site
+from peertile.runtime.stream import leak
+
+if TYPE_CHECKING:
+    from peertile.runtime.argument import Use
+    from peertile.runtime.recording import Recording
+    from peertile.runtime.stream import Event, Stream
+
+__all__ = ["ExecutionContext", "Maker", "execution", "explain", "outside_execution"]
+
+Maker = tuple[Any, ...]
+"""(function, *arguments): `function(record, *arguments)` is the user's error for a fault record."""
+
+
+class _Execution(threading.local):
+    """What the calling thread is in the middle of executing; None outside. This is the execution lock: an
+    operation that is executed inside another one would race its streams against each other."""
+
+    inside: str | None = None
+
+
+execution = _Execution()
+
+
+def outside_execution(name: str) -> None:
+    """UsageError if the calling thread is inside a closure, a custom operation or a capture."""
+    if execution.inside is not None:
+        raise UsageError(
+            f"{name}: nested execution inside {execution.inside}; return the operation from the closure instead, or "
+            "use then_unchecked, whose closure is yours to order"
+        )
+
+
+class ExecutionContext:
+    """What an operation sees when it is executed; a custom operation gets it in `execute`.
+
+    `retain(...)` keeps objects alive until the work is over, `lease(...)` takes the right to use byte ranges,
+    `note(...)` registers what was enqueued on `driver` with `handle`. `run(op)` executes an operation in place.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_sealed",
+        "depends",
+        "device",
+        "driver",
+        "error",
+        "first",
+        "handle",
+        "host_pending",
+        "is_finished",
+        "keep",
+        "last",
+        "leases",
+        "makers",
+        "name",
+        "on_caller",
+        "recording",
+        "stream",
+    )
+
+    def __init__(self, name: str, stream: Stream, *, on_caller: bool, recording: Recording | None = None) -> None:
+        if stream.recording is not recording:
+            raise UsageError(f"{name}: {stream.name} is being captured; end the capture first, or use another stream")
+        self.name = name
+        self.stream = stream
+        self.device = stream.device
+        self.driver = stream.device.driver
+        self.handle = stream.handle
+        self.on_caller = on_caller
+        self.recording = recording
+        self.keep: list[Any] = []
+        self.leases: list[Lease] = []
+        self.makers: dict[int, Maker] = {}
+        self.depends: list[ExecutionContext] = []
+        self.first = 0
+        self.last: Ticket | None = None
+        self.host_pending = False
+        self.error: PeertileError | None = None
+        self.is_finished = False
+        self._sealed = False
+
+    # ---------------------------------------------------------------- for operations
+
+    def retain(self, *owners: Any) -> None:
+        """Keep objects alive until the work is over; in a capture, as long as the graph."""
+        (self.keep if self.recording is None else self.recording.keep).extend(owners)
+
+    def lease(self, uses: Sequence[Use], name: str, site: Site | None = None) -> Lease | None:
+        """Take the right to use byte ranges, before enqueueing what uses them. LeaseError names both sides.
+
+        In a capture nothing is taken now: each replay does, on its own stream; the result is None.
+        """
+        recording = self.recording
+        if recording is not None:
+            for use in uses:
+                use.storage.check_alive(name)
+            recording.uses.extend(uses)
+            return None
+        lease = self.device.leases.acquire(name, self.stream, site, uses)
+        self.leases.append(lease)
+        return lease
+
+    def note(self, ticket: Ticket, lease: Lease | None = None, maker: Maker | None = None) -> None:
+        """Register an enqueued operation, the lease it works under, and how its fault is told."""
+        recording = self.recording
+        if recording is not None:
+            if maker is not None:
+                recording.makers[recording.nodes] = maker
+            recording.nodes += 1
+            return
+        if self.last is None:
+            self.first = ticket.sequence
+        self.last = ticket
+        if lease is not None:
+            lease.ticket = ticket
+        if maker is not None:
+            self.makers[ticket.sequence] = maker
+
+    def run(self, op: Any) -> Any:
+        """Execute another operation here: on this stream, after what was enqueued, owned by this submission."""
+        return op._enter(self)
+
+    def require(self, check: Callable[[], object]) -> None:
+        """`check()` now, and before every replay if this is a capture."""
+        check()
+        if self.recording is not None:
+            self.recording.checks.append(check)
+
+    def refuse_capture(self, name: str, why: str) -> None:
+        """UnsupportedError in a capture: the operation cannot be a node of a graph."""
+        if self.recording is not None:
+            raise UnsupportedError(f"{name}: cannot be captured into {self.recording.name}: {why}")
+
+    def order_behind(self, event: Event) -> None:
+        """Order what follows behind an event of another stream."""
+        self.note(event.order(self.stream))
+
+    def settle_host(self) -> None:
+        """Host memory that a copy writes is complete before a closure sees it."""
+        if not self.host_pending:
+            return
+        self.refuse_capture(self.name, "a closure would see host memory that nothing has written yet")
+        if self.last is not None:
+            self.driver.wait(self.last)
+            error = self._find_error()
+            if error is not None:
+                raise error
+        self.host_pending = False
+
+    # ---------------------------------------------------------------- completion
+
+    def seal(self) -> None:
+        """Everything is enqueued."""
+        self._sealed = True
+
+    def is_done(self) -> bool:
+        """Whether everything enqueued has left the stream."""
+        if self.is_finished:
+            return True
+        if not self._sealed:
+            return False
+        last = self.last
+        return last is None or self.driver.query(last) is not Status.PENDING
+
+    def wait(self, timeout_s: float | None = None) -> PeertileError | None:
+        """Block until everything has left the stream; the error, if it failed. WaitTimeout at the bound."""
+        if not self.is_finished and self.last is not None:
+            status = self.driver.wait(self.last, timeout_s)
+            if status is Status.PENDING:
+                raise WaitTimeout(
+                    f"{self.name}: expected to complete within {timeout_s:g} s, still running; wait longer",
+                    op=self.name,
+                )
+        return self.finish()
+
+    def finish(self) -> PeertileError | None:
+        """Completion is proven: find the error, release what is owned. The same answer each time."""
+        if not self.is_finished:
+            self.error = self._find_error()
+            self.is_finished = True
+            self.release()
+        return self.error
+
+    def release(self) -> None:
+        """Give back leases and what was kept alive; only when nothing enqueued can still use it."""
+        if self.leases:
+            self.device.leases.release(self.leases)
+            self.leases = []
+        self.keep = []
+
+    def abandon(self) -> None:
+        """The execution ended part way: what was enqueued keeps what it owns until the last operation of the
+        stream has left it, which is later than ours, hence safe."""
+        try:
+            self.last = self.driver.last_ticket(self.handle)
+            self.seal()
+            if self.is_done():
+                self.release()
+            elif self not in self.stream.inflight:
+                self.stream.admit(self)
+        except UsageError:  # the device is gone: nothing proves that it is done with our memory
+            leak(self)
+
+    # ---------------------------------------------------------------- faults
+
+    def _find_error(self) -> PeertileError | None:
+        """The error of the first operation that failed. Takes the fault: what is enqueued later runs."""
+        last = self.last
+        if last is None:
+            return None
+        status = self.driver.query(last)
+        if status is Status.DONE:
+            return None
+        record = self.driver.fault(last)
+        if record is None:
+            return None
+        self.driver.take_fault(self.handle)
+        failing = record if status is Status.FAULTED or record.cause is None else record.cause
+        for other in self.depends:  # work of another submission that this one uses: it knows best
+            error = other.finish() if other.is_done() else None
+            if error is not None:
+                return error
+        maker = self.makers.get(failing.sequence)
+        if maker is not None:
+            error = maker[0](failing, *maker[1:])
+            assert isinstance(error, PeertileError)
+            return error
+        mine = self.first <= failing.sequence <= last.sequence
+        return explain(failing, None if mine else self.name)
+
+
+def explain(record: FaultRecord, skipped: str | None = None) -> PeertileError:
+    """The error for a record that no kernel explains. `skipped` names what did not run because of it."""
+    root = record
+    while root.kind is FaultKind.SKIPPED and root.cause is not None:
+        root = root.cause
+    if skipped is not None or root is not record:
+        name = skipped or record.op
+        return DeviceFault(f"{name} did not run because {root.op} failed", op=name)
+    cause = record.error
+    if isinstance(cause, PeertileError):
+        return cause
+    if cause is not None:
+        error = DeviceFault(f"{type(cause).__name__}: {cause}", op=record.op)
+        error.__cause__ = cause
+        return error
+    if record.kind is FaultKind.WAIT_TIMEOUT:
+        return WaitTimeout(
+            f"a wait reached its bound: expected {record.limit}, last seen {record.got}",
+            op=record.op,
+            slot=record.slot,
+            expected=record.limit,
+            seen=record.got,
+        )
+    return DeviceFault(f"{record.kind.name.lower()}", op=record.op)

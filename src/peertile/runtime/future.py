@@ -1,0 +1,237 @@
+"""A submitted or scheduled operation that can be awaited, under asyncio, trio or any loop that polls.
+
+    UNPOLLED ──first poll──> SUBMITTED ──last ticket not pending──> DONE
+       nothing is enqueued       dropping the future neither cancels nor waits
+
+An await spins on the stream for `PEERTILE_SPIN_BUDGET_US`, then hands over to the reactor (`reactor.py`) or, with
+`PEERTILE_HOST_SYNC`, to a host callback. Neither asyncio nor trio is imported here: only a program that has
+imported one can be running its loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from peertile.config import config
+from peertile.errors import PeertileError, UsageError
+from peertile.runtime.context import ExecutionContext, outside_execution
+from peertile.runtime.reactor import watch
+
+if TYPE_CHECKING:
+    from peertile.runtime.op import DeviceOp
+    from peertile.runtime.schedule import SchedulingPolicy
+    from peertile.runtime.stream import Stream
+
+__all__ = ["DeviceFuture"]
+
+T = TypeVar("T")
+
+
+class DeviceFuture(Generic[T]):
+    """An operation on its way: made by `op.schedule(policy)` (not submitted before the first poll) and by
+    `op.submit(stream)` (submitted). Await it, or `wait()` for it on a thread; either any number of times.
+
+    Dropping it neither cancels nor waits: the submission owns what it uses until the device is done.
+
+    >>> import peertile as pt
+    >>> future = pt.op.full((3,), 7, pt.i32).schedule()
+    >>> future.is_submitted
+    False
+    >>> future.wait().numpy().tolist()
+    [7, 7, 7]
+    """
+
+    __slots__ = ("__weakref__", "_context", "_error", "_op", "_policy", "_result", "_stream")
+
+    def __init__(self, op: DeviceOp[T], policy: SchedulingPolicy | None, stream: Stream | None) -> None:
+        self._op: DeviceOp[T] | None = op
+        self._policy = policy
+        self._stream = stream
+        self._context: ExecutionContext | None = None
+        self._result: T = cast("T", None)
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done() else "submitted" if self.is_submitted else "not submitted"
+        return f"<DeviceFuture {state}>"
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether the operation was handed to a stream (or failed on the way)."""
+        return self._op is None
+
+    @property
+    def stream(self) -> Stream | None:
+        """Where it runs; None before the first poll."""
+        return None if self._context is None else self._context.stream
+
+    def is_done(self) -> bool:
+        """Whether the work has left its stream, however it ended; submits and blocks nothing."""
+        if self._op is not None:
+            return False
+        return self._context is None or self._context.is_done()
+
+    def poll(self) -> bool:
+        """Submit if that was not done yet; then whether the work is done. Never blocks."""
+        self._submit(on_caller=False)
+        return self.is_done()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Block until the work is done and return the result. DeviceFault if it failed, WaitTimeout at the bound."""
+        self._submit(on_caller=False)
+        if self._context is not None:
+            self._context.wait(timeout_s)
+        return self._outcome()
+
+    def _submit(self, *, on_caller: bool) -> None:
+        """Enqueue. What goes wrong now is what waiting for the future raises."""
+        op = self._op
+        if op is None:
+            return
+        outside_execution(op.name)
+        stream = self._stream or op._pick(self._policy)
+        stream.retire()
+        context = ExecutionContext(op.name, stream, on_caller=on_caller)
+        self._op = None
+        stream.admit(context)
+        try:
+            self._result = op._start(context)
+            context.seal()
+            self._context = context
+        except BaseException as error:
+            self._error = error
+            context.abandon()
+            raise
+
+    def _outcome(self) -> T:
+        context = self._context
+        if context is not None:
+            error: BaseException | None = context.finish()
+            if error is not None:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    # ---------------------------------------------------------------- await
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        op = self._op
+        settings = config()
+        if op is not None:
+            budget_ns = settings.spin_budget_us * 1000 if settings.host_sync is None else 0
+            # What is known to fit the budget, on an idle stream, costs less here than a hand-over to a thread.
+            brief = budget_ns > 0 and op._expected_ns() <= budget_ns
+            self._submit(on_caller=brief)
+        start = time.perf_counter_ns()
+        context = self._context
+        if context is not None and not context.is_done():
+            if not _spin(context, settings.spin_budget_us if settings.host_sync is None else 0):
+                yield from _suspend(context, force_callback=settings.host_sync is not None)
+            if op is not None:
+                op._took(time.perf_counter_ns() - start)
+        return self._outcome()
+
+
+def _spin(context: ExecutionContext, budget_us: int) -> bool:
+    """Ask again and again for a while; whether the work is done."""
+    end = time.perf_counter_ns() + budget_us * 1000
+    while True:
+        if context.is_done():
+            return True
+        if time.perf_counter_ns() >= end:
+            return False
+
+
+def _suspend(context: ExecutionContext, *, force_callback: bool) -> Generator[Any, Any, None]:
+    """Give the loop its thread back until the work is done."""
+    if context.last is None:  # everything that is pending belongs to others
+        return
+    asyncio, trio = sys.modules.get("asyncio"), sys.modules.get("trio")
+    if asyncio is not None and _in_asyncio(asyncio):
+        yield from _suspend_asyncio(asyncio, context, force_callback)
+    elif trio is not None and _in_trio(trio):
+        yield from _suspend_trio(trio, context, force_callback)
+    else:
+        done = threading.Event()
+        watcher = watch(context, done.set, force_callback=force_callback)
+        try:
+            while not done.is_set():
+                yield None  # a loop that we do not know: it asks again when it likes
+        finally:
+            watcher.cancel()
+
+
+def _in_asyncio(asyncio: Any) -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+def _in_trio(trio: Any) -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _suspend_asyncio(asyncio: Any, context: ExecutionContext, force_callback: bool) -> Generator[Any, Any, None]:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    watcher = watch(context, _thread_safe(loop.call_soon_threadsafe, resolve), force_callback=force_callback)
+    try:
+        yield from future.__await__()
+    finally:
+        watcher.cancel()
+
+
+def _suspend_trio(trio: Any, context: ExecutionContext, force_callback: bool) -> Generator[Any, Any, None]:
+    lowlevel = trio.lowlevel
+    task, token = lowlevel.current_task(), lowlevel.current_trio_token()
+    waiting = True
+
+    def resume() -> None:
+        if waiting:
+            lowlevel.reschedule(task)
+
+    watcher = watch(context, _thread_safe(token.run_sync_soon, resume), force_callback=force_callback)
+
+    def abort(raise_cancel: object) -> Any:
+        nonlocal waiting
+        waiting = False
+        return lowlevel.Abort.SUCCEEDED
+
+    try:
+        yield from lowlevel.wait_task_rescheduled(abort).__await__()
+        waiting = False
+    finally:
+        waiting = False
+        watcher.cancel()
+
+
+def _thread_safe(post: Callable[[Callable[[], None]], object], function: Callable[[], None]) -> Callable[[], None]:
+    """Runs `function` in its loop; a loop that was closed has nobody left to wake."""
+
+    def wake() -> None:
+        try:
+            post(function)
+        except RuntimeError:  # asyncio: the loop is closed; trio's RunFinishedError is one too
+            return
+
+    return wake
+
+
+def spent_error(name: str) -> PeertileError:
+    """What a second execution raises."""
+    return UsageError(f"{name}: an op is used once, and this one was; build a new one by calling again")

@@ -1,0 +1,40 @@
+"""Where in the user's code an operation was made: kept as two words, told as `file:line`. Reads no source.
+
+A frame is not kept: it would keep every local variable of the caller alive, tensors among them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import islice
+from types import CodeType
+
+__all__ = ["Site", "call_site", "describe"]
+
+Site = tuple[CodeType, int]
+"""Code and the offset of the instruction in it."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def call_site(depth: int = 1) -> Site | None:
+    """The nearest caller outside this package, `depth` frames up or further; None if there is none."""
+    frame = sys._getframe(depth)
+    while True:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return code, frame.f_lasti
+        back = frame.f_back
+        if back is None:
+            return None
+        frame = back
+
+
+def describe(site: Site | None) -> str:
+    """`file:line` of a site."""
+    if site is None:
+        return "an unknown line"
+    code, offset = site
+    line = next(islice(code.co_positions(), max(offset, 0) // 2, None), (None,))[0]
+    return f"{code.co_filename}:{line or code.co_firstlineno}"

@@ -1,0 +1,210 @@
+"""Streams and events of a device, and the submissions in flight on each. Runs no operation itself.
+
+A stream knows what it is ordered behind: `seen` maps another stream to the sequence number of its last
+operation that work enqueued here from now on is ordered after. An event carries such a map from the stream
+that records it to the one that waits for it, which is how leases tell ordered work from overlapping work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from peertile.errors import DeviceFault, UsageError, WaitTimeout
+from peertile.runtime.driver import EventHandle, Status, StreamHandle, Ticket
+
+if TYPE_CHECKING:
+    from peertile.runtime.context import ExecutionContext
+    from peertile.runtime.device import Device
+    from peertile.runtime.recording import Recording
+
+__all__ = ["Event", "Stream", "leaked_submissions", "live_submissions"]
+
+_ids = itertools.count(1)
+
+
+class _Live:
+    """Streams with submissions that are not known to be over. Submissions own what they use and are owned from
+    here: a stream, its submissions and their memory would otherwise be one circle that collection may take."""
+
+    def __init__(self) -> None:
+        self.streams: set[Stream] = set()
+        self.leaked: list[ExecutionContext] = []
+        """Submissions whose completion cannot be proven: they keep what they own for ever, and are counted."""
+
+
+_live = _Live()
+
+
+class Stream:
+    """A queue of operations of one device that run in order; two streams run at the same time.
+
+    >>> import peertile as pt
+    >>> stream = pt.current_device().stream("copies")
+    >>> x = pt.op.zeros((4,), pt.f32).sync_on(stream)
+    >>> stream.sync()
+    """
+
+    __slots__ = ("__weakref__", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording", "seen")
+
+    def __init__(self, device: Device, name: str, priority: int = 0) -> None:
+        self.device = device
+        self.handle: StreamHandle = device.driver.create_stream(priority)
+        self.id = next(_ids)
+        self.name = name
+        self.priority = priority
+        self.seen: dict[int, int] = {}
+        self.inflight: deque[ExecutionContext] = deque()
+        self.recording: Recording | None = None
+        """What is being captured from this stream."""
+        self.lock = threading.RLock()
+        """Guards `inflight`; taken again by a thread that has it when collection runs a finaliser that calls us."""
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name} of {self.device.name})"
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, TypeError):
+            self.device.discard(self.device.driver.destroy_stream, self.handle)
+
+    def sync(self, timeout_s: float | None = None) -> None:
+        """Wait until everything enqueued has run. DeviceFault if the stream has failed and nobody was told yet;
+        WaitTimeout after `timeout_s`."""
+        driver = self.device.driver
+        ticket = driver.last_ticket(self.handle)
+        if driver.wait(ticket, timeout_s) is Status.PENDING:
+            raise WaitTimeout(
+                f"{self.name}: expected to be idle within {timeout_s:g} s, {ticket.name} is still running",
+                op=ticket.name,
+            )
+        with self.lock:
+            contexts = list(self.inflight)
+        error = next((e for e in (c.finish() for c in contexts if c.is_done()) if e is not None), None)
+        self.retire()
+        if error is not None:
+            raise error
+        record = driver.take_fault(self.handle)
+        if record is not None:
+            raise DeviceFault(f"{record.op} failed: {record.kind.name.lower()}", op=record.op)
+
+    def is_idle(self) -> bool:
+        """Whether everything enqueued has left the stream."""
+        driver = self.device.driver
+        return driver.query(driver.last_ticket(self.handle)) is not Status.PENDING
+
+    def record(self, event: Event | None = None) -> Event:
+        """An event (a new one by default) that means this point of the stream."""
+        target = event or Event(self.device)
+        target.record(self)
+        return target
+
+    def wait(self, event: Event) -> Self:
+        """What is enqueued from now on runs after the event's last record. UsageError if it was never recorded."""
+        event.order(self)
+        return self
+
+    # ---------------------------------------------------------------- submissions
+
+    def admit(self, context: ExecutionContext) -> None:
+        """Own a submission until it is known to be over. Before anything of it is enqueued."""
+        with self.lock:
+            self.inflight.append(context)
+            _live.streams.add(self)
+
+    def retire(self) -> int:
+        """Release the submissions that are over; the number of those that are not."""
+        inflight = self.inflight
+        with self.lock:
+            while inflight:
+                context = inflight[0]
+                try:
+                    if not context.is_done():
+                        break
+                except UsageError:  # the device was closed, or belongs to the process that forked this one
+                    _live.leaked.append(context)
+                else:
+                    context.release()
+                inflight.popleft()
+            if not inflight:
+                _live.streams.discard(self)
+            return len(inflight)
+
+
+def live_submissions() -> int:
+    """Number of submissions that are still running, after releasing those that are not.
+
+    >>> from peertile.runtime.stream import live_submissions
+    >>> live_submissions()
+    0
+    """
+    return sum(stream.retire() for stream in list(_live.streams))
+
+
+def leaked_submissions() -> int:
+    """Number of submissions whose completion could not be proven; what they use is kept for ever."""
+    return len(_live.leaked)
+
+
+def leak(context: ExecutionContext) -> None:
+    """Keep everything that a submission owns: nothing proves that the device is done with it."""
+    _live.leaked.append(context)
+
+
+class Event:
+    """A point in a stream that other streams, and the host, can wait for.
+
+    A wait means the record enqueued last before it; an event that was never recorded is a UsageError.
+
+    >>> import peertile as pt
+    >>> a, b = pt.current_device().stream("a"), pt.current_device().stream("b")
+    >>> x = pt.zeros((4,), pt.f32)
+    >>> future = pt.op.fill(x, 1).submit(a)
+    >>> _ = b.wait(a.record())
+    >>> pt.op.fill(x, 2).sync_on(b)
+    >>> x.numpy().tolist()
+    [2.0, 2.0, 2.0, 2.0]
+    """
+
+    __slots__ = ("__weakref__", "_clock", "device", "handle", "stream", "ticket")
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.handle: EventHandle = device.driver.create_event()
+        self._clock: dict[int, int] = {}
+        self.stream: Stream | None = None
+        self.ticket: Ticket | None = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, TypeError):
+            self.device.discard(self.device.driver.destroy_event, self.handle)
+
+    def record(self, stream: Stream) -> Ticket:
+        """Let the event mean this point of `stream`."""
+        ticket = self.device.driver.record_event(stream.handle, self.handle)
+        clock = dict(stream.seen)
+        clock[stream.id] = ticket.sequence
+        self._clock, self.stream, self.ticket = clock, stream, ticket
+        return ticket
+
+    def order(self, stream: Stream) -> Ticket:
+        """Order what `stream` gets from now on behind the event."""
+        clock = self._clock
+        ticket = stream.device.driver.wait_event(stream.handle, self.handle)
+        for other, sequence in clock.items():  # after the wait is enqueued: leases look here
+            if other != stream.id and stream.seen.get(other, 0) < sequence:
+                stream.seen[other] = sequence
+        return ticket
+
+    def is_done(self) -> bool:
+        """Whether the last record has run."""
+        driver = self.device.driver
+        return driver.query(driver.event_ticket(self.handle)) is not Status.PENDING
+
+    def sync(self, timeout_s: float | None = None) -> None:
+        """Block until the last record has run; WaitTimeout after `timeout_s`."""
+        driver = self.device.driver
+        if driver.wait(driver.event_ticket(self.handle), timeout_s) is Status.PENDING:
+            raise WaitTimeout(f"event: expected to have run within {timeout_s:g} s, still pending", op="event")
