@@ -32,17 +32,13 @@ def exchange(
         other, token = T.unsafe.load_ptr(T.unsafe.unicast(their_input) + i, order=T.weak, token=token)
         value = own + other + r.astype(T.f32)
         token = T.unsafe.store_ptr(T.unsafe.unicast(theirs) + i, value, order=T.weak, token=token)
-        _, token = T.unsafe.atomic_rmw(
-            my_tally, T.Rmw.ADD, T.i32(1), order=T.relaxed, scope=T.system, token=token
-        )
+        _, token = T.unsafe.atomic_rmw(my_tally, T.Rmw.ADD, T.i32(1), order=T.relaxed, scope=T.system, token=token)
         _, token = T.unsafe.atomic_rmw(
             T.unsafe.unicast(their_tally), T.Rmw.ADD, T.i32(2), order=T.relaxed, scope=T.system, token=token
         )
         for phase in T.static_range(2):  # 0: the data has arrived; 1: it has been read
             seq = first + (2 * r + phase + 1).astype(T.u32)
-            token = T.unsafe.store_ptr(
-                T.unsafe.unicast(their_inbox), seq, order=T.release, scope=T.system, token=token
-            )
+            token = T.unsafe.store_ptr(T.unsafe.unicast(their_inbox), seq, order=T.release, scope=T.system, token=token)
             got = T.u32(0)
             for _ in T.range(LIMIT):
                 got, token = T.unsafe.load_ptr(my_inbox, order=T.acquire, scope=T.system, token=token)

@@ -72,8 +72,8 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
             Folder(
                 "kernel",
                 50,
-                ("kernel", "captures", "compiler", "direct", "creation", "inspection", "printing"),
-                "specialise, compile, pack arguments, launch; eager constructors; stages",
+                ("kernel", "captures", "compiler", "direct", "creation", "op", "inspection", "printing"),
+                "specialise, compile, pack arguments, launch; lazy and eager constructors; stages",
             ),
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),
         ),

@@ -3,12 +3,30 @@
 Host names are here; the words of kernels are in `peertile.language` (import it as `T`).
 """
 
+from peertile import op
 from peertile.cli.console import progress, report
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import init, program, run, spawn
 from peertile.comm.links import Links
 from peertile.comm.symmetric import Barrier, Counter, Mailbox, Signal, SymmetricHeap, SymmetricTensor
-from peertile.creation import asarray, empty, full, ones, pointer, zeros
+from peertile.creation import (
+    arange,
+    asarray,
+    convert,
+    dup,
+    empty,
+    eye,
+    from_address,
+    from_dlpack,
+    full,
+    linspace,
+    ones,
+    pointer,
+    rand,
+    randn,
+    tensor_spec,
+    zeros,
+)
 from peertile.dtypes import (
     DType,
     bf16,
@@ -46,12 +64,17 @@ from peertile.errors import (
     VerifyError,
     WaitTimeout,
 )
-from peertile.kernel import KernelFunction, LaunchOp, kernel
-from peertile.runtime.device import Device, Stream
+from peertile.kernel import KernelFunction, KernelInput, KernelOutput, LaunchOp, kernel
+from peertile.runtime.capture import CaptureScope, capture
+from peertile.runtime.context import ExecutionContext
+from peertile.runtime.device import Device
 from peertile.runtime.future import DeviceFuture
-from peertile.runtime.op import DeviceOp
+from peertile.runtime.op import DeviceOp, Graph, SharedOp, zip
+from peertile.runtime.pool import MemoryPool, PoolStats
 from peertile.runtime.registry import current_device, open_device, use_device
-from peertile.runtime.tensor import Partition, Tensor
+from peertile.runtime.schedule import PerDevice, RoundRobin, SchedulingPolicy, SingleStream
+from peertile.runtime.stream import Event, Stream, leaked_submissions, live_submissions
+from peertile.runtime.tensor import FrozenTensor, Partition, Tensor, TensorView
 
 __version__ = "0.1.0.dev0"
 
@@ -59,6 +82,7 @@ __all__ = [
     "AllocationError",
     "ArgumentError",
     "Barrier",
+    "CaptureScope",
     "CompileError",
     "Counter",
     "DType",
@@ -66,41 +90,62 @@ __all__ = [
     "DeviceFault",
     "DeviceFuture",
     "DeviceOp",
+    "Event",
+    "ExecutionContext",
+    "FrozenTensor",
+    "Graph",
     "Group",
     "InternalError",
     "KernelAssert",
     "KernelFunction",
+    "KernelInput",
+    "KernelOutput",
     "LaunchError",
     "LaunchOp",
     "LeaseError",
     "Links",
     "Mailbox",
+    "MemoryPool",
     "OutOfBounds",
     "Partition",
     "PeerFailed",
     "PeertileError",
+    "PerDevice",
+    "PoolStats",
     "RankModel",
+    "RoundRobin",
+    "SchedulingPolicy",
+    "SharedOp",
     "Signal",
     "SignatureMismatch",
+    "SingleStream",
     "Stream",
     "SymmetricHeap",
     "SymmetricTensor",
     "SymmetryError",
     "Tensor",
+    "TensorView",
     "UnsupportedError",
     "UsageError",
     "VerifyError",
     "WaitTimeout",
+    "arange",
     "asarray",
     "bf16",
     "bool_",
+    "capture",
+    "convert",
     "current_device",
+    "dup",
     "empty",
+    "eye",
     "f8e4m3",
     "f8e5m2",
     "f16",
     "f32",
     "f64",
+    "from_address",
+    "from_dlpack",
     "full",
     "i8",
     "i16",
@@ -108,18 +153,26 @@ __all__ = [
     "i64",
     "init",
     "kernel",
+    "leaked_submissions",
+    "linspace",
+    "live_submissions",
     "ones",
+    "op",
     "open_device",
     "pointer",
     "program",
     "progress",
+    "rand",
+    "randn",
     "report",
     "run",
     "spawn",
+    "tensor_spec",
     "u8",
     "u16",
     "u32",
     "u64",
     "use_device",
     "zeros",
+    "zip",
 ]

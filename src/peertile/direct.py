@@ -78,7 +78,8 @@ def compile_function(
         made.append(make())
         return made[0].to_bytes()
 
-    data = default_cache().get(key_of(("direct", name, str(unsafe), f"{grid_rank} {groups}", signature, values, *where, *parts)), content)
+    key = key_of(("direct", name, str(unsafe), f"{grid_rank} {groups}", signature, values, *where, *parts))
+    data = default_cache().get(key, content)
     if made:
         return made[0]
     # The stages are for people: made again by the compiler when somebody looks.

@@ -676,6 +676,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             start = time.perf_counter_ns()
             record = driver.launch_sync(context.handle, module, grid, args, options)
             spec.took(time.perf_counter_ns() - start, grid[0] * grid[1] * grid[2])
+            context.give_back(lease)
             if record is not None:
                 raise _explain(record, spec, bound, self.kernel.name, group)
         else:

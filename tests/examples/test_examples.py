@@ -12,6 +12,7 @@ SAYS = {
     "matmul": "matmul: 515x700x300 is right in f32 and bf16",
     "allreduce": "bf16 sums over {n} ranks are right, to the bit on every rank",
     "two_shot": "f32 sums over {n} ranks are right, to the bit",
+    "handshake": "handshake: 256 rounds between {n} ranks are right in both launch orders",
     "digits_data_parallel": "weights equal on all ranks",
 }
 

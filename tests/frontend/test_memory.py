@@ -316,6 +316,10 @@ WORD_ERRORS = [
      "T.wait_put: expected the handle of a put with wait=False, got none; T.quiet() waits for all"),
     ("T.put_flagged(z.load(), p, epoch=1)",
      "T.put_flagged: words: expected u64, payload and epoch in one, got f32 in `p`"),
+    ("T.ld(words, (0,), coherent=False, order=T.weak)",
+     "T.ld: coherent: expected True on peer memory, which other ranks write, got False for `words`"),
+    ("T.ld(x, (0,), coherent=False)",
+     "T.ld: coherent: expected True with an order, got False with T.relaxed; say order=T.weak"),
     ("T.wait_any()", "T.wait_any: expected at least one (word, value), got none"),
     ("T.wait_any((p, 1))", "T.wait_any: word 0: expected words of i32, u32, i64 or u64, got f32 in `p`"),
     ("T.wait_any(p)", "T.wait_any: word 0: expected (word, value) or (word, value, index), got the peer `p`"),
@@ -326,7 +330,7 @@ WORD_ERRORS = [
 
 @pytest.mark.parametrize(("body", "message"), WORD_ERRORS, ids=[w[0] for w in WORD_ERRORS])
 def test_words_that_are_refused(body, message):
-    assert error(compiled(body, "z, p, q, words, n")).message == message
+    assert error(compiled(body, "z, x, p, q, words, n")).message == message
 
 
 def test_an_atomic_on_peer_memory_is_widened_with_a_note():

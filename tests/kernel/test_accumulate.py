@@ -22,6 +22,7 @@ def histogram(h: T.Accumulate, x: T.Shared):
 
 
 @pytest.mark.feature("K16", "cpu")
+@pytest.mark.sentence("NU-47")
 def test_a_histogram_counts_every_element_once():
     x = np.random.default_rng(0).integers(0, 16, 100_003).astype(np.int32)
     h = pt.zeros(16, dtype=pt.i64)

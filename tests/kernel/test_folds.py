@@ -81,6 +81,7 @@ def nan_rules(x, high, low, high_i, low_i, best, worst, best_i, worst_i, pair, p
 
 
 @pytest.mark.feature("K5", "cpu")
+@pytest.mark.sentence("NU-24", "NU-45")
 @pytest.mark.parametrize("d", each_dtype(d for d in NUMBERS if d.is_float), ids=str)
 def test_minima_and_maxima_propagate_or_ignore_nan(d):
     x = numbers(d, nan=True)
@@ -131,6 +132,7 @@ def test_every_scan_of_every_dtype(d):
         assert (a == b.astype(d.numpy)).all()
 
 
+@pytest.mark.sentence("NU-44")
 def test_narrow_floats_are_summed_in_f32():
     def kernel(x, z):
         z.store(T.cumsum(x.load()))
@@ -257,6 +259,7 @@ def sorts(x, up, down, order, back, values, places):
 
 
 @pytest.mark.feature("K6", "cpu")
+@pytest.mark.sentence("NU-46")
 @pytest.mark.parametrize("d", each_dtype(ALL_DTYPES), ids=str)
 def test_sorting_of_every_dtype(d):
     x = numbers(d, nan=d.is_float)

@@ -26,6 +26,7 @@ def plain(a, b, z):
 
 
 @pytest.mark.feature("K5", "cpu")
+@pytest.mark.sentence("NU-42")
 @pytest.mark.parametrize("precision", Precision, ids=lambda p: p.value)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 @pytest.mark.parametrize("d", ALL_DTYPES, ids=str)

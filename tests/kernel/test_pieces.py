@@ -126,6 +126,7 @@ def bits(seed, start, z0, z1, z2, z3, one):
 
 
 @pytest.mark.feature("K6", "cpu")
+@pytest.mark.sentence("NU-60")
 @pytest.mark.parametrize("seed", [0, 42, -1, 2**62 + 12345])
 def test_random_bits_are_those_of_the_paper(seed):
     for start in (0, 2**32 - 8, -8):
@@ -150,6 +151,7 @@ def test_a_seed_known_when_compiling_gives_the_same_bits():
 
 
 @pytest.mark.feature("K6", "cpu")
+@pytest.mark.sentence("NU-61")
 def test_uniform_and_normal_numbers_have_the_same_bits_everywhere_and_the_right_moments():
     def kernel(n, u, z):
         at = n + T.iota(16384)

@@ -29,8 +29,16 @@ def compile_for(fn: Callable[..., Any], values: list[Any], constants: dict[str, 
     return run_pipeline(build_kernel(fn, types, constants))
 
 
-def run_both(fn: Callable[..., Any], *values: Any, exact: bool = True, **constants: Any) -> list[np.ndarray]:
+def run_both(fn: Callable[..., Any], *values: Any, **constants: Any) -> list[np.ndarray]:
     """The arrays after a native run of one program; the evaluator must have left the same bits (NaN aside)."""
+    native, meant = run_pair(fn, *values, **constants)
+    for a, b in zip(native, meant, strict=True):
+        same_bits(a, b)
+    return native
+
+
+def run_pair(fn: Callable[..., Any], *values: Any, **constants: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The arrays after a native run of one program, and after one by the meaning."""
     kernel = compile_for(fn, list(values), constants)
     native = [np.array(v) if isinstance(v, np.ndarray) else v for v in values]
     meant = [np.array(v) if isinstance(v, np.ndarray) else v for v in values]
@@ -40,10 +48,8 @@ def run_both(fn: Callable[..., Any], *values: Any, exact: bool = True, **constan
         assert fault is not None
         assert [f.kind.value for f in outcome.faults] == [{1: "assert", 2: "bounds"}[fault.kind]]
         raise Faulted(outcome.faults[0].message)
-    for a, b in zip(native, meant, strict=True):
-        if isinstance(a, np.ndarray) and exact:
-            same_bits(a, b)
-    return [a for a in native if isinstance(a, np.ndarray)]
+    first, second = ([x for x in xs if isinstance(x, np.ndarray)] for xs in (native, meant))
+    return first, second
 
 
 class Faulted(Exception):

@@ -35,7 +35,9 @@ def softmax(z: T.Exclusive, x: T.Shared, scale: float, n: int, N: T.Const[int] =
 
 
 @pt.kernel
-def talk(z: T.Exclusive, p: T.Peer, s: T.Signal, box: T.Mailbox, h: T.Accumulate, n: T.i32, f: T.f32) -> None:
+def talk(
+    z: T.Exclusive, p: T.Peer, s: T.Signal, box: T.Mailbox, h: T.Accumulate, n: T.i32, f: T.f32, q: T.Peer[T.read]
+) -> None:
     p.local.store((0,), z.load())
     s.notify()
     s.wait()
@@ -48,4 +50,4 @@ def talk(z: T.Exclusive, p: T.Peer, s: T.Signal, box: T.Mailbox, h: T.Accumulate
     h.atomic_add((0,), total)
     start = T.f32(3)
     start += total
-    z.store(total + n + start + f)
+    z.store(total + n + start + f + q.local.load((0,), (64,)))

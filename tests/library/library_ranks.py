@@ -16,9 +16,7 @@ from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
 COUNTS = (0, 1, 2, 7, 64, 1000, 4097)
-FEW = (0, 1, 7, 4097)
 BIG = 40_001
-ALGORITHMS = (None, *Algorithm)
 
 
 def vector(rank, n, dtype=pt.f32):

@@ -497,7 +497,7 @@ address = device.allocate(100)
 read, write = os.pipe()
 if os.fork() == 0:
     said = []
-    for call in (device.create_stream, driver.open, driver.device_count, lambda: device.allocate(1)):
+    for call in (lambda: device.create_stream(), driver.open, driver.device_count, lambda: device.allocate(1)):
         try:
             call()
         except UsageError as error:

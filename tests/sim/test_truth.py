@@ -84,7 +84,9 @@ def counter_programs():
     yield "two producers, wait 2 of 3, read a", [long, b, [("wait", "F", 2), read_a]], False
 
 
-@pytest.mark.parametrize(("programs", "racy"), [(p, r) for _, p, r in counter_programs()], ids=[n for n, _, _ in counter_programs()])
+@pytest.mark.parametrize(
+    ("programs", "racy"), [(p, r) for _, p, r in counter_programs()], ids=[n for n, _, _ in counter_programs()]
+)
 def test_counting_waits_are_ordered_after_what_they_need(programs, racy: bool) -> None:
     assert is_racy(programs) == racy
     for k in range(30):

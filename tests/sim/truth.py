@@ -38,7 +38,8 @@ def states(programs: Programs):
         able = [
             k
             for k, pc in enumerate(pcs)
-            if pc < len(programs[k]) and (programs[k][pc][0] != "wait" or now.get(programs[k][pc][1], 0) >= programs[k][pc][2])
+            if pc < len(programs[k])
+            and (programs[k][pc][0] != "wait" or now.get(programs[k][pc][1], 0) >= programs[k][pc][2])
         ]
         yield pcs, able
         for k in able:
@@ -59,7 +60,9 @@ def is_racy(programs: Programs) -> bool:
 
 
 def deadlocks(programs: Programs) -> bool:
-    return any(not able and any(pc < len(p) for pc, p in zip(pcs, programs, strict=True)) for pcs, able in states(programs))
+    return any(
+        not able and any(pc < len(p) for pc, p in zip(pcs, programs, strict=True)) for pcs, able in states(programs)
+    )
 
 
 def as_case(programs: Programs, **options) -> Case:

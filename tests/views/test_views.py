@@ -152,7 +152,17 @@ def cut(z: T.Exclusive, x: T.Shared, start: T.i64, extent: T.i64, step: T.i64):
     z.store(x.slice((start,), (extent,), (step,)).load((0,), (16,)))
 
 
-OUTSIDE = [(90, 11, 1), (-1, 4, 1), (0, 51, 2), (0, 101, 1), (101, 0, 1), (0, 4, 0), (0, -1, 1), (0, 2, 2**40), (2**62, 4, 1)]
+OUTSIDE = [
+    (90, 11, 1),
+    (-1, 4, 1),
+    (0, 51, 2),
+    (0, 101, 1),
+    (101, 0, 1),
+    (0, 4, 0),
+    (0, -1, 1),
+    (0, 2, 2**40),
+    (2**62, 4, 1),
+]
 
 
 @pytest.mark.parametrize(("start", "extent", "step"), OUTSIDE)

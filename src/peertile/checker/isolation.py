@@ -98,7 +98,7 @@ class RankView:
             "known": set(sys.modules),
             "device": None,
         }
-        os.environ = self.environment  # type: ignore[assignment]
+        os.environ = self.environment  # type: ignore[assignment]  # noqa: B003 (what it hides comes back in leave)
         sys.argv = self.argv
         sys.path = [self.folder, *sys.path]
         sys.modules.update(self.modules)
@@ -113,7 +113,7 @@ class RankView:
         if self.device is not None:  # the program may have chosen another one
             self.device = current_device()
         use_device(None)
-        os.environ = outside["environ"]
+        os.environ = outside["environ"]  # noqa: B003
         sys.argv = outside["argv"]
         sys.path = outside["path"]
         if len(sys.modules) != len(outside["known"]):

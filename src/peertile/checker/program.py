@@ -10,6 +10,7 @@ import contextlib
 import io
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -23,8 +24,8 @@ from peertile.errors import ArgumentError, UnsupportedError
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.sim.binary import compile_function
-from peertile.sim.hosts import Host
 from peertile.sim.choices import Chooser
+from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
 from peertile.sim.runs import Case, Outcome
 from peertile.sim.verdicts import HostError
@@ -83,9 +84,7 @@ class ProgramCase(Case):
         else:
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
-        super().__init__(
-            self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop
-        )
+        super().__init__(self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop)
 
     # ---------------------------------------------------------------- one run
 
@@ -102,17 +101,15 @@ class ProgramCase(Case):
         for rank in range(self.ranks):
             name = str(self.program) if isinstance(self.program, Path) else "program"
             view = RankView(machine, rank, self.ranks, self.folder, [name, *self.argv])
-            host = Host(machine, rank, lambda rank=rank, view=view: self._main(machine, hub, rank, view))
+            host = Host(machine, rank, partial(self._main, machine, hub, rank, view))
             view.host = host
             host.enter, host.leave = view.enter, view.leave
-            host.failed = lambda error, rank=rank: self._failed(rank, error)
+            host.failed = partial(self._failed, rank)
             self._hosts.append(host)
 
     def _main(self, machine: Machine, hub: SimHub, rank: int, view: RankView) -> None:
         host = self._hosts[rank]
-        group = Group(
-            SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS
-        )
+        group = Group(SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS)
         device = Device(SimDevice(machine, rank))
         device.compiler = self.compiler
         view.work_on(device)
@@ -131,7 +128,7 @@ class ProgramCase(Case):
         view.adopt("__main__", module)
         exec(self._code, module.__dict__)
         if declared:
-            find_main(module, self.program)(group, **(self.arguments or {}))
+            find_main(module, self.program).function(group, **(self.arguments or {}))
 
     def _failed(self, rank: int, error: BaseException) -> None:
         if isinstance(error, UnsupportedError):

@@ -30,7 +30,6 @@ def check(
     limit: Annotated[int, typer.Option(min=1, help="Most schedules of an exhaustive check.")] = 20_000,
     resident: Annotated[int | None, typer.Option(min=1, help="Programs of a rank that run at once.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
 ) -> None:
     """Check PROGRAM for races, deadlocks and misuse of memory.
 
@@ -39,7 +38,9 @@ def check(
     try:
         replay = None if choices is None else read_choices(choices)
     except ValueError:
-        raise ArgumentError(f"check: --choices: expected numbers and z followed by a number, joined by dots, got {choices!r}") from None
+        raise ArgumentError(
+            f"check: --choices: expected numbers and z followed by a number, joined by dots, got {choices!r}"
+        ) from None
     report = check_program(
         program,
         ranks,
@@ -51,9 +52,5 @@ def check(
         argv=arguments,
         resident=resident,
     )
-    if html is not None:
-        from peertile.checker.page import page
-
-        html.write_text(page(report))
     print(json.dumps(report.as_dict(), indent=2) if as_json else report)
     raise typer.Exit(0 if report.clean else FOUND_STATUS)

@@ -432,6 +432,25 @@ class Signal(_Channel):
         arrived = self._words("signal words", (slots, n))
         words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
         self._finish(SignalType(), words, slots=slots)
+        self._arrived = heap._offset(self._shared[0])
+        # Epochs that host or stream have written, by slot and destination; kernels count their own.
+        self._written: dict[tuple[int, int], int] = {}
+
+    def next_word(self, slot: int, to: int) -> tuple[int, int]:
+        """(address, epoch) with which a 64-bit write-value of a stream notifies `slot` at rank `to`, as a kernel
+        would by `s[slot].notify(to=to)`. A word has one writer: a slot is the stream's or the kernels', never both.
+        """
+        group = self.heap.group
+        if not 0 <= slot < self.slots:
+            raise ArgumentError(f"slot: expected 0 to {self.slots - 1}, got {slot}")
+        if not 0 <= to < group.size:
+            raise ArgumentError(f"to: expected a rank from 0 to {group.size - 1}, got {to}")
+        epoch = self._written[slot, to] = self._written.get((slot, to), 0) + 1
+        return self.heap.bases[to] + self._arrived + 8 * (slot * group.size + group.rank), epoch
+
+    def reset(self) -> None:
+        super().reset()
+        self._written.clear()
 
 
 class Counter(_Channel):

@@ -256,6 +256,8 @@ def _astype(b: Build, self: Abstract, dtype: Abstract, rounding: Abstract, satur
     tile = _tile_self(b, self, "astype")
     d = dtype_arg(b, dtype, "astype: dtype")
     mode = enum_arg(b, rounding, Rounding, "astype: rounding", "a T.Rounding, such as T.Rounding.NEAREST")
+    if mode is not Rounding.DEFAULT and not tile.type.dtype.is_float:
+        b.fail(f"astype: rounding: only floats round as asked, got {tile.type} with {mode.value}; leave it out")
     return Tile(cast(b, tile.value, d, mode, flag_arg(b, saturate, "astype: saturate")))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import peertile.language as T
-from peertile.frontend.convert import index_scalar, to_dtype
+from peertile.frontend.convert import flag_arg, index_scalar, to_dtype
 from peertile.frontend.groups import check_range, rank_of
 from peertile.frontend.impl_memory import atomic_rmw, index_args, peer_view, writable
 from peertile.frontend.impl_tiles import enum_arg
@@ -17,7 +17,7 @@ from peertile.frontend.values import NONE, Abstract, ExclusiveTile, Known, Peer,
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Compare
-from peertile.ir.types import INDEX, TileType
+from peertile.ir.types import INDEX, Space, TileType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 __all__ = ["element", "word_index", "word_view"]
@@ -58,9 +58,25 @@ def _atomic_dtype(b: Build, view: View, role: str) -> None:
 
 
 @implements(T.ld)
-def _ld(b: Build, word: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract) -> Abstract:
+def _ld(
+    b: Build,
+    word: Abstract,
+    index: Abstract,
+    rank: Abstract,
+    order: Abstract,
+    scope: Abstract,
+    no_allocate: Abstract,
+    coherent: Abstract,
+) -> Abstract:
     view = word_view(b, word, rank, "T.ld")
     o = order_arg(b, order, "T.ld", (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
+    flag_arg(b, no_allocate, "T.ld: no_allocate")
+    if not flag_arg(b, coherent, "T.ld: coherent"):
+        if view.type.space is Space.PEER:
+            text = f"expected True on peer memory, which other ranks write, got False for `{view.name}`"
+            b.fail(f"T.ld: coherent: {text}")
+        if o is not Order.WEAK:
+            b.fail(f"T.ld: coherent: expected True with an order, got False with T.{o.value}; say order=T.weak")
     s = scope_of_access(b, scope, view.type.space, o, "T.ld")
     indices = word_index(b, view, index, "T.ld")
     return Tile(b.builder.value(ops.WordLoad, (view.value, *indices), TileType(view.type.dtype), order=o, scope=s))
@@ -68,8 +84,16 @@ def _ld(b: Build, word: Abstract, index: Abstract, rank: Abstract, order: Abstra
 
 @implements(T.st)
 def _st(
-    b: Build, word: Abstract, value: Abstract, index: Abstract, rank: Abstract, order: Abstract, scope: Abstract
+    b: Build,
+    word: Abstract,
+    value: Abstract,
+    index: Abstract,
+    rank: Abstract,
+    order: Abstract,
+    scope: Abstract,
+    no_allocate: Abstract,
 ) -> Abstract:
+    flag_arg(b, no_allocate, "T.st: no_allocate")
     view = word_view(b, word, rank, "T.st")
     writable(b, view, "T.st to")
     o = order_arg(b, order, "T.st", (Order.WEAK, Order.RELAXED, Order.RELEASE))

@@ -137,6 +137,10 @@ from peertile.language.views import Exclusive, ExclusiveTile, GatherView, Peer, 
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 if _typing.TYPE_CHECKING:
+
+    class read:
+        """An argument of `T.Peer[...]`."""
+
     # One class for all of them; see its metaclass.
     b1 = Tile
     bf16 = Tile
@@ -156,6 +160,8 @@ if _typing.TYPE_CHECKING:
 else:
     from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 
+    read = _Access.READ
+
 weak: _Final = Order.WEAK
 relaxed: _Final = Order.RELAXED
 acquire: _Final = Order.ACQUIRE
@@ -166,7 +172,6 @@ program: _Final = Scope.PROGRAM
 device: _Final = Scope.DEVICE
 system: _Final = Scope.SYSTEM
 
-read: _Final = _Access.READ
 add: _Final = Rmw.ADD
 
 __all__ = [

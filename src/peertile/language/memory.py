@@ -172,9 +172,19 @@ def wait_any(
 
 @_word
 def ld(
-    word: Any, index: Any = None, *, rank: Any = None, order: Order = Order.RELAXED, scope: Scope | None = None
+    word: Any,
+    index: Any = None,
+    *,
+    rank: Any = None,
+    order: Order = Order.RELAXED,
+    scope: Scope | None = None,
+    no_allocate: bool = False,
+    coherent: bool = True,
 ) -> Tile:
     """One element: weak, relaxed (default) or acquire. The scope is system on peers, device elsewhere.
+
+    `no_allocate` is a hint that it will not be read again soon. `coherent=False` lets a weak load of memory that
+    nobody writes meanwhile be served from a read-only cache; on peer memory it is refused.
 
     Example::
 
@@ -191,8 +201,9 @@ def st(
     rank: Any = None,
     order: Order = Order.RELAXED,
     scope: Scope | None = None,
+    no_allocate: bool = False,
 ) -> None:
-    """Writes one element: weak, relaxed (default) or release.
+    """Writes one element: weak, relaxed (default) or release. `no_allocate` is a hint, as of `T.ld`.
 
     Example::
 

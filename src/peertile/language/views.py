@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from peertile.dtypes import DType
 from peertile.errors import UsageError
@@ -383,7 +383,22 @@ class PeerAccess:
         return f"T.Peer[T.{self.access.value}]"
 
 
-class Peer(KernelOnly):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _Access = TypeVar("_Access", default=Any)
+
+    class _Symmetric(KernelOnly, Generic[_Access]):
+        """To a type checker `T.Peer[T.read]` is a generic class with an argument; `T.Peer` alone is one without."""
+else:
+    _Access = None
+
+    class _Symmetric(KernelOnly):
+        def __class_getitem__(cls, access: object) -> type[_Symmetric]:
+            return cls
+
+
+class Peer(_Symmetric[_Access]):
     """A symmetric tensor: the same shape in every rank's heap, each part readable and writable by all.
 
     `T.Peer[T.read]` only reads, and leases know it.

@@ -304,6 +304,10 @@ class Collectives:
         flat = t.reshape(t.size)
         return (flat if (start, stop) == (0, t.size) else flat[start:stop]).reshape(1, stop - start)
 
+    def forget(self) -> None:
+        """Let go of the tensors and launches of recent calls."""
+        self._kept.clear()
+
     def barrier(self) -> CollectiveOp[None]:
         """Completes once every rank's barrier has begun."""
         key = ("barrier",)

@@ -4,7 +4,6 @@ Every collective that reduces starts with the value of one rank and folds the ot
 of one rank keeps its bits (-0.0 stays -0.0) and no identity element can leak into a result.
 """
 
-
 from __future__ import annotations
 
 from enum import Enum

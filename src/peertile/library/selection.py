@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Algorithm", "Choice", "choose", "load_table"]
+__all__ = ["Algorithm", "Choice", "choose", "load_table", "set_table"]
 
 
 class Algorithm(Enum):
@@ -48,11 +48,22 @@ def load_table() -> dict[str, Any]:
     return table
 
 
+_override: dict[str, Any] | None = None
+
+
+def set_table(table: dict[str, Any] | None) -> None:
+    """Choose by `table` in this process from now on, by the committed one with None: for measuring candidates.
+    The same on every rank."""
+    global _override
+    _override = table
+    _rows.cache_clear()
+
+
 @cache
 def _rows(collective: str, target: str, arch: str, world: int) -> tuple[tuple[float, Choice], ...]:
     """The row measured on the nearest machine: this target first, this architecture next, then the most ranks
     that are no more than `world`."""
-    rows = load_table()["collectives"][collective]
+    rows = (_override or load_table())["collectives"][collective]
 
     def distance(row: dict[str, Any]) -> tuple[bool, bool, bool, int]:
         return row["target"] != target, row["arch"] != arch, row["world"] > world, abs(row["world"] - world)

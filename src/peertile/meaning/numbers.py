@@ -236,7 +236,8 @@ def _fma64(a: Array, b: Array, c: Array) -> Array:
     vh, vl = _two_sum(ph, sh)
     exact = vh + _add_to_odd(sl, vl)
     # Splitting overflows for huge numbers: there the plain formula stands (one rounding more).
-    return np.where(np.isfinite(exact), exact, a * b + c)
+    # An exact zero has the sign of the plain formula, which is then exact too.
+    return np.where(np.isfinite(exact) & (exact != 0), exact, a * b + c)
 
 
 # ---------------------------------------------------------------- folding
@@ -337,6 +338,8 @@ def _neighbour(x: Array, d: DType, up: Array) -> Array:
     bits = np.asarray(x).view(_unsigned(d)).astype(np.int64)
     sign = 1 << (d.bits - 1)
     key = np.where(bits >= sign, -(bits - sign), bits) + np.where(up, 1, -1)
+    # Zero keeps the sign of where it was stepped to from.
+    key = np.where((key == 0) & (bits >= sign), sign, key)
     return np.where(key < 0, sign - key, key).astype(_unsigned(d)).view(d.numpy)
 
 

@@ -42,7 +42,7 @@ def new_mailbox(
 ) -> dict[str, Any]:
     """Slots and words of a mailbox whose next round is `epoch`; `links` where it has some of its own."""
     shape = (programs * type.depth * ranks, prod(type.tile_shape))
-    fields = {
+    fields: dict[str, Any] = {
         "data": PerRank([np.zeros(shape, type.dtype.numpy) for _ in range(ranks)]),
         "arrived": _words(ranks, programs, ranks, epoch << 24),
         "signatures": _words(ranks, programs * type.depth, ranks),

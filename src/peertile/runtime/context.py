@@ -75,6 +75,7 @@ class ExecutionContext:
         "name",
         "on_caller",
         "recording",
+        "site",
         "stream",
     )
 
@@ -95,6 +96,8 @@ class ExecutionContext:
         self.first = 0
         self.last: Ticket | None = None
         self.host_pending = False
+        self.site: Site | None = None
+        """Where the operation being executed was made."""
         self.error: PeertileError | None = None
         self.is_finished = False
         self._sealed = False
@@ -116,9 +119,15 @@ class ExecutionContext:
                 use.storage.check_alive(name)
             recording.uses.extend(uses)
             return None
-        lease = self.device.leases.acquire(name, self.stream, site, uses)
+        lease = self.device.leases.acquire(name, self.stream, site or self.site, uses)
         self.leases.append(lease)
         return lease
+
+    def give_back(self, lease: Lease | None) -> None:
+        """What ran on the calling thread is over, though more may follow."""
+        if lease is not None:
+            self.device.leases.release((lease,))
+            self.leases.remove(lease)
 
     def note(self, ticket: Ticket, lease: Lease | None = None, maker: Maker | None = None) -> None:
         """Register an enqueued operation, the lease it works under, and how its fault is told."""
@@ -218,8 +227,13 @@ class ExecutionContext:
                 self.release()
             elif self not in self.stream.inflight:
                 self.stream.admit(self)
-        except UsageError:  # the device is gone: nothing proves that it is done with our memory
-            leak(self)
+        except UsageError:
+            # The driver refuses every call: the device is gone, or this is one of its callbacks. If it took
+            # anything before, nothing proves that it is done with our memory.
+            if self.last is None:
+                self.release()
+            else:
+                leak(self)
 
     # ---------------------------------------------------------------- faults
 

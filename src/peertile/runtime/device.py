@@ -94,6 +94,7 @@ class Device:
         with self._lock:
             if self._closed:
                 return
+            live_submissions()  # what is over holds nothing back; what is not, the driver refuses to close under
             reactor().forget(self)
             self.driver.close()
             self._closed = True

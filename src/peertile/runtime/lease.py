@@ -15,6 +15,7 @@ lease back when a ticket proves completion. Rules:
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -139,6 +140,10 @@ def _conflict(storage: Storage, use: Use, other: Lease) -> bool:
 def check_unique(use: Use, who: str) -> None:
     """LeaseError if the user holds a view or a frozen share of what is to be written."""
     borrow = use.storage.borrowed(use.start, use.end, use.exempt)
+    if borrow is not None:
+        del borrow
+        gc.collect()  # a handle in a circle, of an exception's traceback for instance, is not held by anybody
+        borrow = use.storage.borrowed(use.start, use.end, use.exempt)
     if borrow is not None:
         raise LeaseError(
             f"lease: {who} would write {use.storage.name}, but {borrow.what} of it, made at "

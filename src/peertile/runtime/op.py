@@ -427,6 +427,7 @@ class FunctionOp(DeviceOp[T]):
         return self._is_unit
 
     def _execute(self, context: ExecutionContext) -> T:
+        context.site = self._site
         return self._function(context)
 
 

@@ -50,9 +50,6 @@ class _Slots:
         self.free = deque(range(count))
         self.epochs = [0] * count
 
-    def close(self) -> None:
-        self.device.driver.free(self.address)
-
 
 class Path(Enum):
     """How a watched submission is reported."""
@@ -142,11 +139,17 @@ class Reactor:
             return table
 
     def forget(self, device: Device) -> None:
-        """The device is being closed: its words go."""
+        """The device is about to be closed: no word of it is looked at from here on, unless work is pending (and
+        then it will not be closed)."""
+        due: list[Watch] = []
         with self._lock:
-            table = self._tables.pop(id(device), None)
-        if table is not None:
-            table.close()
+            for queue in self._armed.values():
+                while queue and queue[0].driver is device.driver and self._is_due(queue[0], probe=True):
+                    due.append(queue.popleft())
+            if not any(queue and queue[0].driver is device.driver for queue in self._armed.values()):
+                self._tables.pop(id(device), None)
+        for watch in due:
+            watch.fire()
 
     @property
     def armed(self) -> int:

@@ -112,8 +112,9 @@ class Storage:
             release(self.address)
 
     def __del__(self) -> None:
-        # Module teardown may have taken the driver's parts away; the process is going anyway.
-        with contextlib.suppress(AttributeError, TypeError):
+        # Module teardown may have taken the driver's parts away, and the process is going anyway; and in a forked
+        # child the memory is the parent's, whose driver refuses.
+        with contextlib.suppress(AttributeError, TypeError, UsageError):
             self._free()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -181,7 +181,6 @@ class Tensor:
 
     def accumulate_argument(self) -> Argument:
         """How this tensor is passed as `T.Accumulate`: other programs of the launch update it too."""
-        start, end = self.byte_range()
         return Argument(
             view_type(self.dtype, self.address, self.shape, self.strides, Access.WRITE, space=Space.DEVICE),
             pack_words((self.address, *self.shape, *self.strides)),
@@ -280,7 +279,7 @@ class Tensor:
             whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
             shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
         if (shape, False, 1) in self._exclusive:  # cut like this before, hence checked before
-            return Partition(self, shape)
+            return Partition(self, cast("tuple[int, ...]", shape))
         if len(shape) != len(self.shape):
             raise ArgumentError(
                 f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, "
@@ -396,6 +395,8 @@ class Partition:
     is_persistent: bool = False
     programs: int | None = None
     swizzle: int = 1
+    whole: Tensor | None = None
+    """For a prefix: the tensor that was cut."""
 
     @property
     def num_tiles(self) -> tuple[int, ...]:
@@ -409,11 +410,26 @@ class Partition:
             raise ArgumentError(f"persistent: expected programs >= 1, got {programs}")
         if swizzle < 1:
             raise ArgumentError(f"persistent: expected swizzle >= 1, got {swizzle}")
-        return Partition(self.tensor, self.tile_shape, True, programs, swizzle)
+        return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole)
+
+    def prefix(self, *extents: int) -> Partition:
+        """The same cut over the first `extents` elements of the leading axes alone: the rest is not written.
+
+        >>> import peertile as pt
+        >>> part = pt.zeros((10, 8), pt.f32).partition((4, 8)).prefix(5)
+        >>> part.num_tiles, part.unpartition().shape
+        ((2, 1), (10, 8))
+        """
+        shape = self.tensor.shape
+        if not 1 <= len(extents) <= len(shape) or not all(0 <= n <= m for n, m in zip(extents, shape, strict=False)):
+            raise ArgumentError(f"prefix: expected up to {len(shape)} extents within {shape}, got {extents}")
+        part = self.tensor[tuple(slice(0, n) for n in extents)]
+        whole = self.tensor if self.whole is None else self.whole
+        return Partition(part, self.tile_shape, self.is_persistent, self.programs, self.swizzle, whole)
 
     def unpartition(self) -> Tensor:
         """The tensor that was cut."""
-        return self.tensor
+        return self.tensor if self.whole is None else self.whole
 
     def grid(self) -> int:
         """Programs of a launch over this partition."""

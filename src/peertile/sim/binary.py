@@ -54,9 +54,7 @@ def compile_function(
     return compiled(kernel, types, source, faults)
 
 
-def compiled(
-    kernel: Kernel, types: dict[str, Type], source: str = "", faults: tuple[OrderFault, ...] = ()
-) -> Compiled:
+def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: tuple[OrderFault, ...] = ()) -> Compiled:
     """A kernel that has been through the passes, with what its launches need."""
     translation = translate(kernel)
     binary = SimBinary(

@@ -334,7 +334,9 @@ def _not_mutual(cell: Cell, others: Mapping[int, Record], clock: Mapping[int, in
         a, b = record.site, other.site
         assert a is not None and b is not None and record.agent is not None and other.agent is not None  # noqa: PT018
         if a.size != b.size:
-            return Conflict(cell, other, f"their sizes differ, {a.size} and {b.size} bytes, so neither is atomic to the other")
+            return Conflict(
+                cell, other, f"their sizes differ, {a.size} and {b.size} bytes, so neither is atomic to the other"
+            )
         for site, one, two in ((a, record.agent, other.agent), (b, other.agent, record.agent)):
             if not site.reaches(one, two):
                 scope = site.scope.value if site.scope is not None else "no"
@@ -354,4 +356,3 @@ def _narrow(kind: tuple[int, Scope | None, int], record: Record) -> tuple[int, S
     if kind[1] is Scope.DEVICE and not agent.is_host:
         return (kind[0], kind[1], agent.rank)
     return (kind[0], kind[1], -2 - record.entry)
-

@@ -33,7 +33,10 @@ def place(machine: Machine, agent: Agent, site: Site, address: int, nbytes: int)
         if target.freed_by is not None:
             raise Found(Lifetime(access=access, freed_by=target.freed_by))
         raise Found(
-            Bounds(access=access, message=f"bytes {offset} to {offset + nbytes} of {target.name}, which has {target.nbytes}")
+            Bounds(
+                access=access,
+                message=f"bytes {offset} to {offset + nbytes} of {target.name}, which has {target.nbytes}",
+            )
         )
     return target, offset
 

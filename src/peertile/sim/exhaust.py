@@ -124,9 +124,7 @@ class _Path:
             if previous is not None:
                 step = previous.able[previous.chosen]
                 asleep = {**previous.sleep, **{e: previous.able[e] for e in previous.done if e in previous.able}}
-                node.sleep = {
-                    e: what for e, what in asleep.items() if e != previous.chosen and not what.depends(step)
-                }
+                node.sleep = {e: what for e, what in asleep.items() if e != previous.chosen and not what.depends(step)}
             awake = [e for e in able if e not in node.sleep]
             if not awake:
                 raise _Pruned
@@ -199,9 +197,7 @@ class Exhaustive:
             if what.place is None:
                 earlier = [s for found in history.values() for s in found] + wild
             else:
-                earlier = [
-                    s for (base, _), found in history.items() if base == what.place[0] for s in found
-                ] + wild
+                earlier = [s for (base, _), found in history.items() if base == what.place[0] for s in found] + wild
             for j, other, after in sorted(earlier, key=lambda s: -s[0]):
                 q, did = other.chosen, other.able[other.chosen]
                 if q == p or not did.depends(what):

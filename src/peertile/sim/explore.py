@@ -51,7 +51,7 @@ class Report:
             text += f"; {self.unconfirmed} predicted races could not be shown and were left out"
         parts = [
             text,
-            "races on words that only go up do not depend on the schedule, unless values or admission steer the program",
+            "races on words that only go up do not depend on the schedule, unless values or admission steer it",
             *self.abstractions,
         ]
         return "\n".join(parts)

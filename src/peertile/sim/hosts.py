@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from greenlet import GreenletExit, greenlet
+from greenlet import GreenletExit, greenlet  # type: ignore[import-untyped]
 
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.machine import Found, Machine, Task
@@ -22,7 +22,8 @@ class Host(Agent):
     """The main thread of a rank."""
 
     __slots__ = (
-        "at", "body", "done", "enter", "error", "failed", "leave", "machine", "ready", "result", "thread", "waiting_for",
+        "at", "body", "done", "enter", "error", "failed", "leave", "machine", "ready", "result", "thread",
+        "waiting_for",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, rank: int, body: Callable[[], Any] | None = None) -> None:

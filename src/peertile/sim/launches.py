@@ -42,7 +42,8 @@ class Launch(Operation):
     """One launch. Ends when all of its programs have."""
 
     __slots__ = (
-        "args", "failure", "grid", "left", "machine", "output", "pending", "rank", "stream", "translation", "words_view",
+        "args", "failure", "grid", "left", "machine", "output", "pending", "rank", "stream", "translation",
+        "words_view",
     )  # fmt: skip
 
     def __init__(

@@ -71,7 +71,7 @@ class Park:
         self.active = False
 
     def holds(self, task: Any) -> bool:
-        return task.entry == self.entry and task.steps >= self.step and task.clock[task.entry] >= self.epoch
+        return bool(task.entry == self.entry and task.steps >= self.step and task.clock[task.entry] >= self.epoch)
 
 
 class Machine:
@@ -232,7 +232,8 @@ class Machine:
 
     def _idle(self) -> bool:
         """Nobody is ready: lets aborts and then the next timer act. False if nothing is left to act."""
-        if any([operation.aborted() for operation in list(self.abortable)]):
+        left = [operation for operation in list(self.abortable) if operation.aborted()]
+        if left:
             return True
         if not self._timers:
             return False
@@ -286,4 +287,3 @@ class Machine:
         if low >= last:
             return last
         return last - self.chooser.value(last - low + 1)
-

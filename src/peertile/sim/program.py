@@ -13,7 +13,7 @@ import numpy as np
 
 from peertile.dtypes import DType
 from peertile.meaning.numbers import apply_rmw
-from peertile.memory_model import Cmp, Rmw, Scope
+from peertile.memory_model import Cmp, Rmw
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
 from peertile.sim.clocks import join
@@ -51,8 +51,8 @@ class Program(Agent):
     """One program instance: agent and task in one."""
 
     __slots__ = (
-        "at", "code", "done", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready", "seen_before", "site",
-        "slot", "stale_count", "wait_place", "wrote",
+        "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready",
+        "seen_before", "site", "slot", "stale_count", "wait_place", "wrote",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Program(Agent):
         self.grid = grid
         self.ready = True
         self.done = False
+        self.ending = False
         self.code: Code
         self.at: Any = None
         """The word that the next synchronising operation is on, for exploration: None for none."""
@@ -82,11 +83,19 @@ class Program(Agent):
 
     def run(self) -> None:
         self.steps += 1
+        if self.ending:
+            self.finish()
+            return
         try:
             if next(self.code):
                 self.ready = False
         except StopIteration:
-            self.finish()
+            park = self.machine.park
+            if park is not None and park.holds(self):  # the end is a synchronising operation, too
+                self.ending = True
+                self.at = None
+            else:
+                self.finish()
         except ProgramFault as fault:
             self.ready = False
             self.launch.fault(fault)
@@ -108,7 +117,9 @@ class Program(Agent):
 
     def waits(self) -> Waiter | None:
         if self.ready or self.site is None:
-            return Waiter(self.where(), "its turn" if self.ready else "a place to run: as many programs as fit are resident")
+            return Waiter(
+                self.where(), "its turn" if self.ready else "a place to run: as many programs as fit are resident"
+            )
         word = self.at
         if isinstance(word, Word):
             cmp = self.expected[0]
@@ -140,9 +151,7 @@ class Program(Agent):
         if target.freed_by is not None and self.machine.judge:
             raise Found(Lifetime(access=access_of(target, self.record(site), ()), freed_by=target.freed_by))
         if low < 0 or high > target.nbytes:
-            message = (
-                f"{site.name} reaches bytes {low} to {high} of {target.name}, which has {target.nbytes}"
-            )
+            message = f"{site.name} reaches bytes {low} to {high} of {target.name}, which has {target.nbytes}"
             raise Found(Bounds(access=access_of(target, self.record(site), ()), message=message))
 
     # ---------------------------------------------------------------- views
@@ -417,9 +426,6 @@ class Program(Agent):
         self.site = site
         self.at = None
         return True
-
-    def fence(self, site: Site, scope: Scope) -> None:
-        super().fence(scope, site)
 
     # ---------------------------------------------------------------- output
 

@@ -112,23 +112,24 @@ def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:
     assert first is not None
     assert second is not None
     if why:
-        return "nothing makes the two accesses a pair", "use one element size, and system scope where other ranks take part"
-    if first.kind is Kind.STRAND or second.kind is Kind.STRAND:
-        if first.program == second.program and first.rank == second.rank and first.label == second.label:
-            return (
-                "no path of tokens leads from the first access to the second",
-                "pass the token of the first operation to the second, or join their tokens",
-            )
+        return (
+            "nothing makes the two accesses a pair",
+            "use one element size, and system scope where other ranks take part",
+        )
+    same = first.program == second.program and first.rank == second.rank and first.label == second.label
+    if same and Kind.STRAND in (first.kind, second.kind):
+        return (
+            "no path of tokens leads from the first access to the second",
+            "pass the token of the first operation to the second, or join their tokens",
+        )
     released = first.released
     if released is None or released[0] < earlier.epoch:
         text = f"{first.where()} releases nothing after its access"
         if first.fenced is None and released is None:
             text = f"{first.where()} has released nothing"
         if second.denied is not None:
-            return (
-                f"{text}; what {second.where()} waited for gives no order: {_place(second.denied.site)}: {second.denied.why}",
-                _for_denied(second),
-            )
+            place, why = _place(second.denied.site), second.denied.why
+            return f"{text}; what {second.where()} waited for gives no order: {place}: {why}", _for_denied(second)
         return text, _pair(first, second)
     by = f" at {released[1].loc.user}" if released[1] is not None and released[1].loc is not None else ""
     text = f"{first.where()} released after its access{by}, but {second.where()} acquired nothing that includes it"
@@ -157,4 +158,7 @@ def _pair(first: Agent, second: Agent) -> str:
             f"order the two operations: run both on one stream, let one stream wait for an event of the other, or "
             f"synchronise before {second.where()} is given its work"
         )
-    return f"notify after the access of {first.where()}, and wait for it before the access of {second.where()}"
+    return (
+        f"notify after the access of {first.where()}, and wait for it before the access of {second.where()}; "
+        "or the other way round, if that is the order that is meant"
+    )

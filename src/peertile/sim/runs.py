@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from peertile.errors import LaunchError
 from peertile.ir.core import Kernel
-from peertile.meaning.grid import check_launch
 from peertile.sim.choices import Chooser, RandomChooser, ReplayChooser
 from peertile.sim.launches import Launch, Setup, full_grid
 from peertile.sim.machine import Found, Machine
@@ -19,7 +19,7 @@ from peertile.sim.translate import Translation, translate
 from peertile.sim.verdicts import Race, Verdict
 from peertile.sim.words import Rule
 
-__all__ = ["Case", "Outcome", "kernel_case"]
+__all__ = ["Case", "Outcome", "Step", "kernel_case", "sequence_case"]
 
 Body = Callable[[Machine], None]
 PASSES: Final = 4
@@ -106,8 +106,60 @@ class Case:
         return Outcome(verdict, tuple(chooser.taken), machine.steps, machine)
 
 
+class Step(NamedTuple):
+    """One launch on every rank, or on `ranks` alone: `args` are what `run_grid` takes; `stream` is its number."""
+
+    kernel: Kernel
+    grid: int | Sequence[int]
+    args: Sequence[Any]
+    stream: int = 0
+    ranks: Sequence[int] | None = None
+
+
+def sequence_case(
+    make: Callable[[], Sequence[Step]],
+    *,
+    ranks: int = 1,
+    resident: int | None = None,
+    stale: bool = True,
+    max_steps: int = 200_000,
+) -> Case:
+    """The launches that `make` gives anew for each run, in order on their streams. One array is one object."""
+    translations: dict[int, Translation] = {}
+
+    def build(machine: Machine) -> None:
+        setup = Setup(machine)
+        made: dict[tuple[int, int], Stream] = {}
+        for kernel, grid, args, number, only in make():
+            translation = translations.get(id(kernel))
+            if translation is None:
+                translation = translations[id(kernel)] = translate(kernel)
+            for rank in range(ranks) if only is None else only:
+                stream = made.get((rank, number))
+                if stream is None:
+                    stream = made[rank, number] = Stream(machine, rank, number, f"stream {number}")
+                bound = [
+                    setup.bind(value.type, arg, name, rank)
+                    for name, value, arg in zip(kernel.param_names, kernel.params, args, strict=True)
+                ]
+                _check_launch(kernel, bound)
+                stream.enqueue(Launch(machine, rank, translation, full_grid(grid), bound))
+
+    return Case(build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps)
+
+
+def _check_launch(kernel: Kernel, bound: Sequence[Any]) -> None:
+    """The facts that the bounds pass left to the launch."""
+    by_name = dict(zip(kernel.param_names, bound, strict=True))
+    for check in kernel.facts.get("launch_checks", ()):
+        lhs = -(-by_name[check.lhs].extents[check.lhs_axis] // check.lhs_size)
+        rhs = -(-by_name[check.rhs].extents[check.rhs_axis] // check.rhs_size)
+        if lhs > rhs:
+            raise LaunchError(f"{check.description}: got {lhs} and {rhs} tiles")
+
+
 def kernel_case(
-    kernels: Kernel | Sequence[Kernel],
+    kernel: Kernel,
     grid: int | Sequence[int],
     args: Callable[[], Sequence[Any]] | Sequence[Any],
     *,
@@ -115,29 +167,13 @@ def kernel_case(
     resident: int | None = None,
     stale: bool = True,
     max_steps: int = 200_000,
-    streams: Sequence[int] | None = None,
+    launches: int = 1,
 ) -> Case:
-    """Launches of `kernels`, one after another on each rank (or on the streams named by number), with the same
-    arguments: what `run_grid` takes, or a function that makes them anew for every run."""
-    several = [kernels] if isinstance(kernels, Kernel) else list(kernels)
-    translations: list[Translation] = [translate(kernel) for kernel in several]
-    extents = full_grid(grid)
+    """`launches` launches of one kernel on every rank, with the same arguments: a function makes them anew for
+    every run."""
 
-    def build(machine: Machine) -> None:
-        setup = Setup(machine)
+    def make() -> Sequence[Step]:
         given = args() if callable(args) else args
-        for rank in range(ranks):
-            made: dict[int, Stream] = {}
-            for k, translation in enumerate(translations):
-                number = 0 if streams is None else streams[k]
-                if number not in made:
-                    made[number] = Stream(machine, rank, number, f"stream {number}")
-                kernel = translation.kernel
-                bound = [
-                    setup.bind(value.type, arg, name, rank)
-                    for name, value, arg in zip(kernel.param_names, kernel.params, given, strict=True)
-                ]
-                check_launch(kernel, [b for b in bound])
-                made[number].enqueue(Launch(machine, rank, translation, extents, bound))
+        return [Step(kernel, grid, given)] * launches
 
-    return Case(build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps)
+    return sequence_case(make, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps)

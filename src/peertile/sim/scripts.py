@@ -18,7 +18,10 @@ import numpy as np
 
 from peertile.dtypes import DType, u64
 from peertile.ir.types import Access, Space, ViewType
-from peertile.memory_model import Cmp, Order, Rmw, Scope
+from peertile.memory_model import Cmp, Order, Proxy, Rmw, Scope
+from peertile.sim.agents import Agent, Kind
+from peertile.sim.cells import Record, read_weak, write_weak
+from peertile.sim.clocks import Clock
 from peertile.sim.launches import Launch
 from peertile.sim.machine import Machine
 from peertile.sim.memory import View
@@ -35,7 +38,9 @@ class Cell:
     """One element that a script accesses: `name`, the rank whose memory it is, what it starts with (None: never
     written)."""
 
-    def __init__(self, name: str, rank: int = 0, start: int | None = 0, dtype: DType = u64, at: Cell | None = None) -> None:
+    def __init__(
+        self, name: str, rank: int = 0, start: int | None = 0, dtype: DType = u64, at: Cell | None = None
+    ) -> None:
         self.name = name
         self.rank = rank
         self.start = start
@@ -51,6 +56,8 @@ class Actor:
         self.program = program
         self.rank = program.rank
         self.got: list[Any] = []
+        self._bulk_base: Clock | None = None
+        self._bulks = 0
         self._views = views
 
     def _site(self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None) -> Site:
@@ -64,9 +71,7 @@ class Actor:
     def write(self, cell: Cell, value: int = 1) -> None:
         self.program.word_store(self._site(Verb.WRITES, cell), self._views(cell), (0,), value)
 
-    def get(
-        self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
-    ) -> Generator[Any, None, Any]:
+    def get(self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM) -> Generator[Any, None, Any]:
         site = self._site(Verb.READS, cell, order, scope)
         word = self.program.word(site, self._views(cell), (0,))
         yield
@@ -102,8 +107,37 @@ class Actor:
             yield True
         return program.pass_wait(site, word, cmp, value)
 
+    def proxy_fence(self) -> None:
+        """What this program did and knows so far is before the bulk copies that it starts from now on."""
+        self._bulk_base = self.program.release(None)
+
+    def bulk(self, cell: Cell, writes: bool) -> Agent:
+        """Starts an asynchronous bulk copy that reads or writes a cell: an agent of its own, which knows what its
+        issuer knew at its last proxy fence."""
+        program, machine = self.program, self.program.machine
+        entry = machine.entry("bulk", program.entry, self._bulks)
+        self._bulks += 1
+        engine = Agent(Kind.STRAND, program.rank, entry, "a bulk copy of the script", program.index)
+        machine.begin(engine, self._bulk_base if self._bulk_base is not None else program.launch.before)
+        site = self._site(Verb.WRITES if writes else Verb.READS, cell)
+        site.proxy = Proxy.BULK
+        view = self._views(cell)
+        record = Record(entry, engine.clock[entry], site, engine, program.steps)
+        box = view.object.shadow.box((0, (), cell.dtype.itemsize))
+        found = (write_weak if writes else read_weak)(box, engine.clock, record)
+        if found is not None:
+            machine.conflict(found, record, view.object)
+        if writes:
+            view.object.set(cell.dtype, 0, 1)
+        return engine
+
+    def bulk_wait(self, *copies: Agent) -> None:
+        """What these copies did is before what follows."""
+        for copy in copies:
+            self.program.acquire(copy.clock)
+
     def fence(self, scope: Scope = Scope.SYSTEM) -> None:
-        self.program.fence(Site(Verb.UPDATES, "fence", 1, Order.ACQ_REL, scope), scope)
+        self.program.fence(scope, Site(Verb.UPDATES, "fence", 1, Order.ACQ_REL, scope))
 
 
 Body = Callable[[Actor], Any]
@@ -136,9 +170,7 @@ def script_case(
                     target = view(cell.at).object
                 else:
                     start = np.zeros(8, np.uint8)
-                    target = machine.memory.make(
-                        8, cell.rank, cell.name, zeroed=cell.start is not None, backing=start
-                    )
+                    target = machine.memory.make(8, cell.rank, cell.name, zeroed=cell.start is not None, backing=start)
                     if cell.start is not None:
                         target.set(cell.dtype, 0, cell.start)
                 found = views[id(cell)] = View(t, target, 0, (1,), (cell.dtype.itemsize,), cell.name)

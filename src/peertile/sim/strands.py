@@ -8,6 +8,7 @@ start of the kernel alone. Views and waits of such a kernel stay in program orde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,13 +97,13 @@ class UnsafeProgram(Program):
             self.machine.end(strand)
             join(self.clock, strand.clock)
 
-    def fence(self, site: Site, scope: Scope) -> None:
+    def fence(self, scope: Scope, site: Site | None) -> None:
         """Orders all operations before it, whatever their tokens, with all after it."""
         for strand in self.strands:
             if strand.pending is not None:
                 join(strand.clock, strand.pending)
             join(self.clock, strand.clock)
-        super().fence(site, scope)
+        super().fence(scope, site)
         self.base = dict(self.clock)
         for strand in self.strands:
             join(strand.clock, self.base)
@@ -172,7 +173,7 @@ class UnsafeProgram(Program):
         result = np.array(np.broadcast_to(np.asarray(fill).astype(dtype.numpy), shape))
         if site.order is not Order.WEAK:
             for k, word in self._words(site, dtype, pointer, mask):
-                result[k] = self._as(strand, lambda w: self.load_word(site, w), word)
+                result[k] = self._as(strand, partial(self.load_word, site), word)
         else:
             addresses = np.asarray(pointer)
             chosen = addresses if mask is None else addresses[np.asarray(mask)]
@@ -198,7 +199,8 @@ class UnsafeProgram(Program):
         values = np.broadcast_to(np.asarray(tile).astype(dtype.numpy), shape)
         if site.order is not Order.WEAK:
             for k, word in self._words(site, dtype, pointer, mask):
-                self._as(strand, lambda w, v=scalar(values[k], dtype): self.store_word(site, w, v), word)
+                value = scalar(values[k], dtype)
+                self._as(strand, partial(self.store_word, site, value=value), word)
             return self._token(strand)
         addresses = np.asarray(pointer)
         chosen = addresses if mask is None else addresses[np.asarray(mask)]
@@ -221,7 +223,8 @@ class UnsafeProgram(Program):
         values = np.broadcast_to(np.asarray(tile).astype(dtype.numpy), shape)
         old = np.zeros(shape, dtype.numpy)
         for k, word in self._words(site, dtype, pointer, mask):
-            old[k] = self._as(strand, lambda w, v=scalar(values[k], dtype): self.rmw_word(site, w, v, rmw), word)
+            addend = scalar(values[k], dtype)
+            old[k] = self._as(strand, partial(self.rmw_word, site, value=addend, rmw=rmw), word)
         value: Any = scalar(old[()], dtype) if not shape else old
         return value, self._token(strand)
 
@@ -234,11 +237,8 @@ class UnsafeProgram(Program):
         values = np.broadcast_to(np.asarray(value).astype(dtype.numpy), shape)
         old = np.zeros(shape, dtype.numpy)
         for k, word in self._words(site, dtype, pointer, mask):
-            old[k] = self._as(
-                strand,
-                lambda w, c=scalar(compares[k], dtype), v=scalar(values[k], dtype): self.cas_word(site, w, c, v),
-                word,
-            )
+            one, other = scalar(compares[k], dtype), scalar(values[k], dtype)
+            old[k] = self._as(strand, partial(self.cas_word, site, compare=one, value=other), word)
         result: Any = scalar(old[()], dtype) if not shape else old
         return result, self._token(strand)
 
@@ -253,5 +253,3 @@ class UnsafeProgram(Program):
             strand.fenced, strand.fenced_scope, strand.pending = self.fenced, self.fenced_scope, self.pending
             strand.released, strand.denied = self.released, self.denied
             self.entry, self.clock, self.fenced, self.fenced_scope, self.pending = mine
-
-

@@ -58,7 +58,7 @@ class Call(Operation):
 class Stream(Agent):
     """A queue and the engine that works on it; an agent and a task."""
 
-    __slots__ = ("at", "busy", "done", "machine", "number", "queue", "ready")
+    __slots__ = ("at", "busy", "done", "ending", "machine", "number", "queue", "ready")
 
     def __init__(self, machine: Machine, rank: int, number: int, name: str) -> None:
         super().__init__(Kind.STREAM, rank, machine.entry("stream", rank, number), name)
@@ -66,6 +66,7 @@ class Stream(Agent):
         self.number = number
         self.queue: deque[Operation] = deque()
         self.busy: Operation | None = None
+        self.ending: Operation | None = None
         self.ready = False
         self.done = False
         self.at: Any = None
@@ -80,12 +81,20 @@ class Stream(Agent):
 
     def run(self) -> None:
         self.steps += 1
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            self.finish(ending)
+            return
         operation = self.busy
         if operation is None:
             operation = self.busy = self.queue.popleft()
             join(self.clock, operation.clock)
         if operation.start(self):
-            self.finish(operation)
+            park = self.machine.park
+            if park is not None and park.holds(self):  # its completion is a synchronising operation, too
+                self.ending = operation
+            else:
+                self.finish(operation)
         else:
             self.ready = False
 

@@ -98,7 +98,7 @@ class _Translator:
         }  # fmt: skip
         self.places: list[Place] = []
         self.loops: list[tuple[Op, list[str], list[str], int | None]] = []
-        self.roots: dict[Value, str] = {v: n for v, n in zip(kernel.params, kernel.param_names, strict=True)}
+        self.roots: dict[Value, str] = dict(zip(kernel.params, kernel.param_names, strict=True))
 
     def run(self) -> Translation:
         params = [self.name(v) for v in self.kernel.params]
@@ -368,7 +368,9 @@ class _Translator:
         site = self.site(op, Verb.READS, op.operands[0])
         padding = np.asarray(_PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()]
         index = self._tuple(op.operands[1:])
-        call = f"P.load({site}, {self.name(op.operands[0])}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
+        call = (
+            f"P.load({site}, {self.name(op.operands[0])}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
+        )
         self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call + '[()]') if not t.shape else call}")
 
     def _Store(self, op: Op) -> None:
@@ -433,7 +435,7 @@ class _Translator:
 
     def _Fence(self, op: Op) -> None:
         site = self.constant(Site(Verb.UPDATES, "fence", 1, Order.ACQ_REL, op.attrs["scope"], op.loc), "S")
-        self.emit(f"P.fence({site}, {self.constant(op.attrs['scope'])})")
+        self.emit(f"P.fence({self.constant(op.attrs['scope'])}, {site})")
 
     def _Suspend(self, op: Op) -> None:
         self.emit("yield")
@@ -574,5 +576,3 @@ class _Translator:
 
     def _Return(self, op: Op) -> None:
         self.emit("return")
-
-

@@ -308,7 +308,9 @@ class Deadlock(Verdict):
     @property
     def headline(self) -> str:
         n = len(self.waiters)
-        return f"deadlock: {n} agent{'s wait' if n != 1 else ' waits'} and nobody is left who could let {'them' if n != 1 else 'it'} go on"
+        if n == 1:
+            return "deadlock: 1 agent waits and nobody is left who could let it go on"
+        return f"deadlock: {n} agents wait and nobody is left who could let them go on"
 
     @property
     def body(self) -> list[str]:

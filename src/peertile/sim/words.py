@@ -73,8 +73,8 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "future", "history", "home", "index", "mask", "name", "offset", "passed", "rank", "start",
-        "waiters", "writes",
+        "box", "dtype", "floors", "future", "history", "home", "index", "mask", "name", "offset", "passed", "rank",
+        "start", "waiters", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
@@ -205,7 +205,9 @@ class Word:
         released = write.released
         if released is None:
             if write.agent is not None and write.agent is not agent and write.site is not None:
-                agent.denied = Denied(site, f"{write.site.verb_kind.value} it {write.site.order.value}: it releases nothing")
+                agent.denied = Denied(
+                    site, f"{write.site.verb_kind.value} it {write.site.order.value}: it releases nothing"
+                )
             return
         writer = write.agent
         assert writer is not None
@@ -215,9 +217,8 @@ class Word:
                 agent.denied = Denied(reader_site, f"its {_scope(site.scope)} scope does not include {writer.where()}")
                 return
             if write.scope is not Scope.SYSTEM and not _reaches(write.scope, writer, agent):
-                agent.denied = Denied(
-                    site, f"the {_scope(write.scope)} scope of the write by {writer.where()} does not include {agent.where()}"
-                )
+                why = f"the {_scope(write.scope)} scope of the write by {writer.where()} leaves {agent.where()} out"
+                agent.denied = Denied(site, why)
                 return
         if site.order.acquires:
             join(agent.clock, released)

@@ -175,7 +175,16 @@ def _float_to_float(
     f: Function, x: Batch, a: DType, to: DType, lanes: int, rounding: Rounding, saturate: bool
 ) -> Batch:
     if saturate and to.name in _LARGEST:
+        # Clipped where the largest number of the result is exact: an infinity becomes that one, not the source's.
+        if to.bits == 64:
+            return _clip(f, _float_nearest(f, x, a, to, lanes), to, _LARGEST[to.name], lanes)
+        x, a = (x, a) if a.bits == 64 else (widen(f, x, a, lanes), f32)
         x = _clip(f, x, a, _LARGEST[to.name], lanes)
+        if a == to:
+            return x
+    elif to.bits == 8 and rounding not in (Rounding.DEFAULT, Rounding.NEAREST):
+        # What saturates is exact then; else the step upwards from the largest number would make it a NaN.
+        x = _clip(f, x, a, 448.0 if to.name == "f8e4m3" else 57344.0, lanes)
     near = _float_nearest(f, x, a, to, lanes)
     exact = _FLOAT_RANK[to.name] > _FLOAT_RANK[a.name]
     if exact or rounding in (Rounding.DEFAULT, Rounding.NEAREST):
@@ -301,4 +310,8 @@ def cast(
             if to.is_float
             else _float_to_int(f, x, a, to, lanes, rounding)
         )
-    return _int_to_float(f, x, a, to, lanes) if to.is_float else _int_to_int(f, x, a, to, lanes, saturate)
+    if not to.is_float:
+        return _int_to_int(f, x, a, to, lanes, saturate)
+    if saturate and to.bits < 32:
+        return _float_to_float(f, _int_to_float(f, x, a, f32, lanes), f32, to, lanes, rounding, saturate)
+    return _int_to_float(f, x, a, to, lanes)

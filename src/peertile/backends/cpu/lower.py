@@ -435,20 +435,21 @@ class Lowering:
                 ordered = ordered or bool(own & {Effect.FENCE, Effect.WAIT})
                 if Effect.WRITE in own:
                     target = inner.operands[0]
-                    known = self.values.get(target)
-                    while known is None and target.op is not None and target.op.operands and isinstance(target.type, ViewType):
-                        # A view made inside the blocks, of something that is known or of a symmetric object.
-                        target = target.op.operands[0]
-                        known = self.values.get(target)
+                    known = self._origin_of(target)
                     if isinstance(known, View):
                         writes.append(known)
-                    elif isinstance(inner.operands[0].type, ViewType):
-                        target = inner.operands[0]
-                        # A peer view, never LOCAL.
+                    elif isinstance(target.type, ViewType):
+                        # Made inside the blocks of a symmetric object: a peer view, never LOCAL.
                         writes.append(View(target.type, "", (), (), ""))
                     else:
                         writes.append(None)
         return writes, ordered
+
+    def _origin_of(self, view: Value) -> Any:
+        """What a view is, or is made from, as far as it is lowered already."""
+        while view not in self.values and view.op is not None and view.op.operands:
+            view = view.op.operands[0]
+        return self.values.get(view)
 
     # ------------------------------------------------------------ the host of groups
 

@@ -98,9 +98,12 @@ class _Using:
         device = self._device
         device.enter()
         api = device.api
-        self._pushed = api.current_context() != device.context_number
-        if self._pushed:
-            api.push_context(device.context)
+        try:
+            self._pushed = api.current_context() != device.context_number
+            if self._pushed:
+                api.push_context(device.context)
+        except CudaError as error:
+            raise device.failed_call(error) from error
         return api
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

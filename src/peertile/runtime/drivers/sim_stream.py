@@ -199,7 +199,20 @@ class Action(Operation):
 class WaitValue(Operation):
     """A stream waits for a word."""
 
-    __slots__ = ("abort", "address", "cmp", "deadline", "machine", "signed", "site", "stream", "timeout_ns", "value", "width", "word")
+    __slots__ = (
+        "abort",
+        "address",
+        "cmp",
+        "deadline",
+        "machine",
+        "signed",
+        "site",
+        "stream",
+        "timeout_ns",
+        "value",
+        "width",
+        "word",
+    )
 
     def __init__(
         self, machine: Machine, name: str, address: int, value: int, width: int, cmp: Cmp, timeout_ns: int, signed: bool,
@@ -214,7 +227,8 @@ class WaitValue(Operation):
         self.timeout_ns = timeout_ns
         self.signed = signed
         self.abort = abort
-        self.site = Site(Verb.WAITS, "a word", width // 8, Order.ACQUIRE, Scope.SYSTEM, code=name, signed=width if signed else 0)
+        self.site = Site(Verb.WAITS, "a word", width // 8, Order.ACQUIRE, Scope.SYSTEM, code=name)
+        self.site.signed = width if signed else 0
         self.word: Word | None = None
         self.stream: SimStream | None = None
         self.deadline: int | None = None
@@ -251,9 +265,7 @@ class WaitValue(Operation):
         assert self.word is not None
         self._over()
         seen = self.site.seen(self.word.value)
-        self.state = FaultRecord(
-            kind, self.name, self.sequence, got=seen, limit=self.value, address=self.address
-        )
+        self.state = FaultRecord(kind, self.name, self.sequence, got=seen, limit=self.value, address=self.address)
         self.machine.wake(self.stream)
 
     def _expire(self) -> None:
@@ -294,7 +306,7 @@ class WaitEvent(Operation):
 
     def start(self, stream: Stream) -> bool:
         if self.target.after is None:
-            self.target.waiters.append(stream)  # type: ignore[arg-type]
+            self.target.waiters.append(stream)
             return False
         stream.acquire(self.target.after)
         record = self.source.result(self.target.sequence).record

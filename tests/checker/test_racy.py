@@ -1,0 +1,70 @@
+"""The racy examples: every fault is reported with the right objects, every repaired twin is silent."""
+
+from pathlib import Path
+
+import pytest
+
+from peertile.checker.check import check
+from peertile.sim.verdicts import VerdictKind
+
+RACY = Path(__file__).parents[2] / "examples" / "racy"
+
+EXPECTED = {
+    "barrier_without_sync": (VerdictKind.RACE, "x of rank", "fill on rank"),
+    "collective_mismatch": (VerdictKind.HOST, "SymmetryError: ranks disagree about SymmetricHeap allocation", "f32[65]"),
+    "counting": (VerdictKind.RACE, "x of rank 0", "collect on rank"),
+    "early_reuse": (VerdictKind.RACE, "x of rank", "Tensor.copy_from"),
+    "lost_notify": (VerdictKind.DEADLOCK, "ready.arrived[0, 1] on rank 0 at_least 1", "nobody has written it"),
+    "missing_acquire": (VerdictKind.RACE, "x of rank 1, elements [0:64]", "it is relaxed and no fence follows"),
+    "missing_token": (VerdictKind.RACE, "memory behind p of rank 0", "no path of tokens leads"),
+    "missing_wait": (VerdictKind.RACE, "out of rank", "swap on rank"),
+    "more_than_fits": (VerdictKind.HOST, "LaunchError", "must be resident at once"),
+    "never_written": (VerdictKind.NEVER_WRITTEN, "x of rank 0 [64:128]", "out.store(x.load_like(out) * 2.0)"),
+    "wrong_epoch": (VerdictKind.RACE, "x of rank 1, elements [64:128]", "acquired nothing that includes it"),
+}
+
+
+def test_every_racy_example_has_a_repaired_twin_and_an_expectation() -> None:
+    names = {path.stem for path in RACY.glob("*.py")}
+    assert names == set(EXPECTED) | {f"{name}_fixed" for name in EXPECTED}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.feature("C2", "sim")
+@pytest.mark.feature("C3", "sim")
+@pytest.mark.feature("C4", "sim")
+@pytest.mark.feature("C5", "sim")
+def test_a_fault_is_reported(name: str) -> None:
+    report = check(RACY / f"{name}.py", schedules=20)
+    (verdict,) = report.verdicts
+    kind, *texts = EXPECTED[name]
+    assert verdict.kind is kind
+    for text in texts:
+        assert text in str(verdict)
+    again = check(RACY / f"{name}.py", choices=verdict.replay.choices)
+    assert again.verdicts[0].key == verdict.key
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_verdict_does_not_depend_on_the_seed(name: str) -> None:
+    kinds = set()
+    for seed in range(0, 5000, 1000):
+        report = check(RACY / f"{name}.py", schedules=1, seed=seed)
+        kinds |= {verdict.kind for verdict in report.verdicts} or {None}
+    assert kinds == {EXPECTED[name][0]}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.feature("C1", "sim")
+def test_a_repaired_twin_is_silent(name: str) -> None:
+    report = check(RACY / f"{name}_fixed.py", schedules=50)
+    assert report.clean, str(report)
+    assert report.exploration.schedules == 50
+    assert report.exploration.unconfirmed == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_repaired_twin_is_silent_on_many_schedules(name: str) -> None:
+    report = check(RACY / f"{name}_fixed.py", schedules=1000)
+    assert report.clean, str(report)

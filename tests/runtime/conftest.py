@@ -1,0 +1,63 @@
+"""What the host runtime's tests share: streams that are held up and let go, without any sleep."""
+
+import contextlib
+from contextlib import contextmanager
+
+import pytest
+
+import peertile as pt
+from peertile import config as settings
+from peertile.runtime import reactor as reactors
+from peertile.runtime import stream as streams
+
+
+@pytest.fixture
+def hold():
+    """`with hold(stream): …`: everything enqueued on the stream inside stays pending until the block ends."""
+    release = pt.current_device().stream("release")
+
+    @contextmanager
+    def holding(*streams):
+        words = [pt.zeros(1, pt.u32) for _ in streams]
+        held = [pt.op.wait_eq(w, 1, timeout_s=20).submit(s) for w, s in zip(words, streams, strict=True)]
+        try:
+            yield
+        finally:
+            for word in words:
+                pt.op.set_signal(word, 1).sync_on(release)
+            for future in held:
+                future.wait(20)
+
+    return holding
+
+
+PATHS = {
+    "spin": {"spin_budget_us": 2_000_000, "host_sync": None, "slots": 8},
+    "reactor": {"spin_budget_us": 0, "host_sync": None, "slots": 8},
+    "slots exhausted": {"spin_budget_us": 0, "host_sync": None, "slots": 0},
+    "callback": {"spin_budget_us": 0, "host_sync": "block", "slots": 8},
+}
+
+
+@pytest.fixture(params=list(PATHS))
+def completion_path(request, monkeypatch):
+    """Each way in which a future learns of completion, forced by configuration."""
+    forced = dict(PATHS[request.param])
+    fresh = reactors.Reactor(forced.pop("slots"))
+    monkeypatch.setattr(reactors._shared, "reactor", fresh)
+    config = settings.config()
+    monkeypatch.setattr(settings, "_current", config._replace(**forced))
+    yield request.param
+    fresh.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_flight():
+    """Whatever a test does, nothing of it is running or leaked afterwards."""
+    leaked = pt.leaked_submissions()
+    yield
+    for stream in list(streams._live.streams):
+        with contextlib.suppress(pt.DeviceFault):  # a test that leaves a fault behind has looked at it already
+            stream.sync(5)
+    assert pt.live_submissions() == 0
+    assert pt.leaked_submissions() == leaked
