@@ -8,6 +8,7 @@ minutes. Needs cuda-bindings and nvcc. No multicast object is made and no settin
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import platform
@@ -81,7 +82,9 @@ def step_info() -> Json:
     begin = time.perf_counter()
     device = open_device()
     found["open_s"] = round(time.perf_counter() - begin, 3)
-    found["capabilities"] = {k: str(getattr(device.capabilities, k)) for k in device.capabilities.__dataclass_fields__}
+    found["capabilities"] = {
+        k: str(getattr(device.capabilities, k)) for k in (f.name for f in dataclasses.fields(device.capabilities))
+    }
     found["attributes"] = {
         name: api.attribute(device.handle, name)
         for name in (

@@ -117,7 +117,7 @@ def test_a_run_time_step_that_is_not_positive_is_a_fault():
 
 
 @pytest.mark.feature("K7", "cpu")
-def test_compile_time_asserts_and_python_asserts_are_told_apart():
+def test_asserts_are_told_apart_and_an_else_of_a_loop_is_refused():
     def static(x, N):
         T.static_assert(N % 16 == 0, "N must be a multiple of 16")
 
@@ -127,11 +127,18 @@ def test_compile_time_asserts_and_python_asserts_are_told_apart():
     def run_time(x, n):
         T.static_assert(n > 0)
 
+    def with_else(x, n):
+        while n > 0:
+            n -= 1
+        else:
+            n = 3
+
     refuses(static, "T.static_assert: N must be a multiple of 16", constants={"N": 17})
     refuses(
         python,
         "unsupported in a kernel: assert; use T.assert_ at run time, or T.static_assert at compile time",
     )
+    refuses(with_else, "unsupported in a kernel: else of a loop; keep a flag and test it behind the loop")
     refuses(run_time, "T.static_assert: expected a compile-time condition, got bool; use T.assert_")
 
 

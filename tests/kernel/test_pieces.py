@@ -47,6 +47,30 @@ def test_pieces_of_every_dtype(d):
         assert (four == x[0, :4]).all()
 
 
+def shapes(x, turned, flat, wide, cube, column, chosen):
+    t = x.load()
+    turned.store(t.T)
+    flat.store(T.reshape(t, (64,)))
+    wide.store(T.broadcast(T.expand_dims(t, 1), (4, 2, 16)))
+    cube.store(T.permute(t.reshape(4, 4, 4), (2, 0, 1)))
+    column.store(T.transpose(T.extract(t, (1, 0), (1, 16))[:, :, None], 0, 1))
+    chosen.store(T.where(T.iota(16)[None, :] < 5, t, T.full((4, 16), t.dtype(1))))
+
+
+@pytest.mark.feature("K6", "cpu")
+@pytest.mark.parametrize("d", each_dtype(ALL_DTYPES), ids=str)
+def test_shape_words_of_every_dtype(d):
+    x = some(d)
+    out = [np.zeros(s, d.numpy) for s in ((16, 4), (64,), (4, 2, 16), (4, 4, 4), (16, 1, 1), (4, 16))]
+    _, turned, flat, wide, cube, column, chosen = run_both(shapes, x, *out)
+    assert (turned == x.T).all()
+    assert (flat == x.reshape(-1)).all()
+    assert (wide == x[:, None, :]).all()
+    assert (cube == x.reshape(4, 4, 4).transpose(2, 0, 1)).all()
+    assert (column[:, 0, 0] == x[1]).all()
+    assert (chosen == np.where(np.arange(16) < 5, x, d.numpy.type(1))).all()
+
+
 def test_an_index_of_a_piece_out_of_range_is_a_fault():
     def cut(x, n, z):
         z.store(T.extract(x.load(), n, (4,)))

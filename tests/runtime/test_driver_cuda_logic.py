@@ -83,12 +83,14 @@ def test_parameters_are_those_of_the_launch_layout(device, fake, monkeypatch):
     s = device.create_stream()
     module = device.load_module(SUITE.add)
     monkeypatch.setattr(fake, "launch", launch)
-    device.launch(s, module, (2, 3, 4), args(5, -6, 7), options("add", timeout_s=2))
-    ((blocks, threads, data, cooperative),) = seen
-    slot = s.block
-    context = LaunchContext((2, 3, 4), device.zero_word, slot.address, 2 * SECOND, slot.words)
-    assert data == SUITE.add.layout.pack(args(5, -6, 7), context)
-    assert (blocks, threads, cooperative) == (24, 32, False)
+    o = options("add", timeout_s=2)
+    for _ in range(2):  # the long way, then the short one
+        device.launch(s, module, (2, 3, 4), args(5, -6, 7), o)
+    for k, (blocks, threads, data, cooperative) in enumerate(seen):
+        fault, launch_words = s.block.address + 128 * k, s.block.words + 64 * k
+        context = LaunchContext((2, 3, 4), device.zero_word, fault, 2 * SECOND, launch_words)
+        assert data == SUITE.add.layout.pack(args(5, -6, 7), context)
+        assert (blocks, threads, cooperative) == (24, 32, False)
 
 
 def test_kernels_that_wait_are_cooperative_if_they_have_more_than_one_program(device, fake, monkeypatch):

@@ -138,11 +138,12 @@ def test_a_loop_of_ones_own_polls(completion_path, hold):
     async def main():
         return values(await doubled(pt.ones(4, pt.f32)).schedule(pt.SingleStream(stream)))
 
-    with hold(pt.current_device().stream()):
-        coroutine = main()
-        with pytest.raises(StopIteration) as caught:
-            for _ in range(10_000_000):
-                assert coroutine.send(None) is None
+    def drive(coroutine):
+        for _ in range(10_000_000):
+            assert coroutine.send(None) is None
+
+    with hold(pt.current_device().stream()), pytest.raises(StopIteration) as caught:
+        drive(main())
     assert caught.value.value == [2] * 4
 
 

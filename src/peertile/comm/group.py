@@ -239,6 +239,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
+        """Whether this rank is done with the group."""
         return self._closed or self._link.closed
 
     def close(self) -> None:

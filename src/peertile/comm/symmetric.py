@@ -316,6 +316,7 @@ class SymmetricTensor:
 
     @property
     def storages(self) -> tuple[Storage, ...]:
+        """The memory of the tensor on this rank."""
         return (self.storage,)
 
     @property
@@ -382,6 +383,7 @@ class _Channel:
 
     @property
     def storages(self) -> tuple[Storage, ...]:
+        """The memory of the channel on this rank."""
         return tuple(self._shared)
 
     def _words(self, what: str, shape: tuple[int, int]) -> tuple[int, ...]:
@@ -516,6 +518,7 @@ class Mailbox(_Channel):
 
     @property
     def storages(self) -> tuple[Storage, ...]:
+        """The memory of the mailbox on this rank."""
         # The labels are no words: recovery leaves them as they are.
         return (*self._shared, *([self._label_storage] if self.labels is not None else []))
 

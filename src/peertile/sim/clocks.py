@@ -8,9 +8,10 @@ has `clock[e] >= c`. Sparse on purpose: most agents know few others, and joins t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Clock", "join", "necessary"]
+__all__ = ["Adds", "Clock", "join", "necessary"]
 
 Clock = dict[int, int]
 
@@ -49,3 +50,67 @@ def necessary(adds: Sequence[tuple[int, Mapping[int, int]]], need: int) -> Clock
                     found[entry] = epoch
                 break
     return found
+
+
+class Adds:
+    """The adds to one word, in order: weights and released clocks, cut where every later add is ordered after all
+    earlier ones.
+
+    A wait for a number that is reached within a segment needs everything before the segment, and nothing after it
+    counts: so the cost of a wait is that of its segment, not of the history. An add that is not after an earlier
+    segment joins the two again.
+    """
+
+    __slots__ = ("_ends", "_joins", "_open", "clocks", "sums", "weights")
+
+    def __init__(self) -> None:
+        self.weights: list[int] = []
+        self.clocks: list[Clock] = []
+        self.sums: list[int] = []
+        self._ends: list[int] = []
+        self._joins: list[Clock] = []
+        self._open: Clock = {}
+
+    def append(self, weight: int, clock: Clock) -> None:
+        joins, ends = self._joins, self._ends
+        while joins and not _includes(clock, joins[-1]):
+            ends.pop()
+            join(self._open, joins.pop())
+        if self.weights and _includes(clock, self._open) and (not ends or ends[-1] < len(self.weights)):
+            ends.append(len(self.weights))
+            joins.append(self._open)
+            self._open = dict(clock)
+        else:
+            join(self._open, clock)
+        self.weights.append(weight)
+        self.clocks.append(clock)
+        self.sums.append((self.sums[-1] if self.sums else 0) + weight)
+
+    def _segment(self, index: int) -> tuple[int, int]:
+        k = bisect_left(self._ends, index + 1)
+        return self._ends[k - 1] if k else 0, self._ends[k] if k < len(self._ends) else len(self.weights)
+
+    def needed(self, need: int) -> Clock:
+        """What must have happened before a wait for `need`, of all adds so far."""
+        index = bisect_left(self.sums, need)
+        if need <= 0 or index == len(self.sums):
+            return {}
+        low, high = self._segment(index)
+        before = self.sums[low - 1] if low else 0
+        part = list(zip(self.weights[low:high], self.clocks[low:high], strict=True))
+        return necessary(part, need - before)
+
+    def rivals(self, index: int) -> Sequence[Clock]:
+        """Clocks of the adds from `index` on that are not ordered after all adds before it."""
+        if index == 0 or index >= len(self.clocks):
+            return self.clocks[index:]
+        _, high = self._segment(index - 1)
+        return self.clocks[index:high]
+
+
+def _includes(clock: Mapping[int, int], other: Mapping[int, int]) -> bool:
+    get = clock.get
+    for entry, epoch in other.items():
+        if get(entry, 0) < epoch:
+            return False
+    return True

@@ -15,7 +15,7 @@ from peertile.dtypes import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from peertile.meaning.numbers import satisfies
 from peertile.memory_model import Cmp, Scope
 from peertile.sim.agents import Denied
-from peertile.sim.clocks import Clock, join, necessary
+from peertile.sim.clocks import Adds, Clock, join, necessary
 
 if TYPE_CHECKING:
     from peertile.sim.agents import Agent
@@ -73,7 +73,8 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "future", "history", "home", "index", "mask", "name", "offset", "passed", "rank",
+        "box", "dtype", "floors", "future", "history", "home", "index", "log", "mask", "name", "offset", "passed", "rank",
+        "scopes",
         "start", "waiters", "writes",
     )  # fmt: skip
 
@@ -89,6 +90,9 @@ class Word:
         self.writes: list[Write] = [Write(start, None, None, None, None, None)]
         self.floors: dict[int, list[tuple[int, int]]] = {}
         self.history = History.NONE
+        self.log = Adds()
+        self.scopes: set[tuple[Scope | None, int]] = set()
+        """Scopes of the adds, each with the rank it is about."""
         self.waiters: list[Any] = []
         self.future: list[tuple[int, Clock]] = []
         """Adds that an earlier pass over the same run saw: (weight, released)."""
@@ -122,6 +126,8 @@ class Word:
         self.writes = [Write(value, None, None, None, None, None)]
         self.floors = {}
         self.history = History.NONE
+        self.log = Adds()
+        self.scopes = set()
 
     def disturb(self, value: Any, agent: Agent, site: Site) -> None:
         """A weak write that meets ordered ones: it releases nothing."""
@@ -156,6 +162,9 @@ class Word:
         write = Write(value, agent, site, None, None, None)
         own, write.scope = self._release(agent, site)
         write.own = own
+        if self.history is History.ADDS:
+            self.log.append((int(value) - int(last.value)) & self.mask, own if own is not None else {})
+            self.scopes.add((write.scope, agent.rank if write.scope is not Scope.SYSTEM else -1))
         if last.released is None or last.released is own:
             write.released = own
         else:
@@ -254,14 +263,19 @@ class Word:
         need = int(expected) - int(site.seen(self.start)) + (cmp is Cmp.GT)
         if cmp is Cmp.AT_LEAST:
             need = (need & self.mask) - ((need & (self.mask + 1 >> 1)) << 1)
-        adds = self.adds(agent, site)
-        if not adds or need <= 0:
+        log = self.log
+        count = len(log.weights)
+        if not count or need <= 0:
             return
         epoch = agent.clock[agent.entry]
-        count = len(adds)
-        # Adds that were still to come when this wait passed could have let it pass too, unless they follow it.
-        adds += [add for add in self.future[count:] if add[1].get(agent.entry, 0) < epoch]
-        found = necessary(adds, need)
+        plain = (Scope.SYSTEM, -1) if site.scope is Scope.SYSTEM else (site.scope, agent.rank)
+        if self.scopes != {plain} or self.future:
+            adds = self.adds(agent, site)
+            # Adds that were still to come when this wait passed could have let it pass too, unless they follow it.
+            adds += [add for add in self.future[count:] if add[1].get(agent.entry, 0) < epoch]
+            found = necessary(adds, need)
+        else:
+            found = log.needed(need)
         self.passed.append((count, agent.entry, epoch, found))
         if site.order.acquires:
             join(agent.clock, found)
@@ -289,9 +303,8 @@ class Word:
         """Whether no add that came after a wait passed could have let it pass: else look again, knowing all adds."""
         if not self.passed:
             return True
-        adds = self.adds()
         for count, entry, epoch, acquired in self.passed:
-            for _, released in adds[count:]:
+            for released in self.log.rivals(count):
                 if released.get(entry, 0) >= epoch:
                     continue
                 if any(released.get(e, 0) < c for e, c in acquired.items()):

@@ -129,7 +129,7 @@ class LaunchGraph(Op):
 
     @property
     def launches(self) -> bool:  # type: ignore[override]
-        return not self.may_block and not self.touches_host
+        return not self.touches_host
 
     def issue(self, target: Target) -> Any:
         target.api.launch_graph(self.graph.exec, target.cu)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from peertile.errors import ArgumentError
 from peertile.memory_model import Cmp
 from peertile.runtime.driver import EventHandle, FaultKind, FaultRecord, Grid, LaunchOptions, ModuleHandle
 from peertile.runtime.drivers.cuda_ptx import FILL_THREADS
-from peertile.runtime.drivers.cuda_stream import CudaStream, Op, Target
+from peertile.runtime.drivers.cuda_stream import HIDDEN, CudaStream, Op, Target
 
 if TYPE_CHECKING:
     from peertile.backends.cuda.layout import LaunchLayout
 
 __all__ = [
-    "CallBack", "CopyIn", "CopyOut", "CudaEvent", "CudaModule", "DeviceCopy", "Fill", "HostCopy", "Launch", "Nothing",
-    "Record", "RecordEvent", "WaitEvent", "WaitWord", "WriteValue", "holds", "low_bits",
+    "MAX_NS",
+    "CallBack",
+    "CopyIn",
+    "CopyOut",
+    "CudaEvent",
+    "CudaModule",
+    "DeviceCopy",
+    "Fill",
+    "HostCopy",
+    "Launch",
+    "Nothing",
+    "Record",
+    "RecordEvent",
+    "WaitEvent",
+    "WaitWord",
+    "WriteValue",
+    "holds",
+    "low_bits",
 ]  # fmt: skip
 
-_HIDDEN: Final = struct.Struct("<10Q")  # see backends/cuda/layout.py
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
-_MAX_NS: Final = 1 << 61  # as good as for ever, and no sum with the clock overflows
+MAX_PROGRAMS: Final = (1 << 31) - 1
+MAX_NS: Final = 1 << 61  # as good as for ever, and no sum with the clock overflows
 
 
 def low_bits(value: int, width: int) -> int:
@@ -59,6 +75,10 @@ def holds(word: int, value: int, width: int, cmp: Cmp, *, signed: bool) -> bool:
             return a > b
         case _:
             return a < b
+
+
+def _move(dst: int, src: int, nbytes: int) -> None:
+    ctypes.memmove(dst, src, nbytes)
 
 
 class Nothing(Op):
@@ -114,7 +134,7 @@ class CopyIn(_Staged):
         if target.may_read_host_now():
             ctypes.memmove(block, self.src, self.nbytes)
         else:
-            work = target.host(lambda: ctypes.memmove(block, self.src, self.nbytes) and None)
+            work = target.host(partial(_move, block, self.src, self.nbytes))
         target.api.copy(self.dst, block, self.nbytes, target.cu)
         return block, work, pinned
 
@@ -130,7 +150,7 @@ class CopyOut(_Staged):
         target.api.copy(block, self.src, self.nbytes, target.cu)
         work = None
         if target.in_graph:
-            work = target.host(lambda: ctypes.memmove(self.dst, block, self.nbytes) and None)
+            work = target.host(partial(_move, self.dst, block, self.nbytes))
         return block, work, pinned
 
     def collect(self, issued: Any, sequence: int, *, skipped: bool) -> FaultRecord | None:
@@ -150,7 +170,7 @@ class HostCopy(DeviceCopy):
     touches_host = True
 
     def issue(self, target: Target) -> Any:
-        return target.host(lambda: ctypes.memmove(self.dst, self.src, self.nbytes) and None)
+        return target.host(partial(_move, self.dst, self.src, self.nbytes))
 
     def failed(self, issued: Any) -> bool:
         return issued.error is not None
@@ -238,7 +258,7 @@ class WaitWord(Op):
         super().__init__(name)
         self.address, self.width, self.cmp, self.signed = address, width, cmp, signed
         self.value = value
-        self.timeout_ns = min(timeout_ns, _MAX_NS)
+        self.timeout_ns = min(timeout_ns, MAX_NS)
         self.abort = abort
 
     def issue(self, target: Target) -> Any:
@@ -351,7 +371,7 @@ class CudaModule(ModuleHandle):
     """A loaded kernel and the facts of its launches."""
 
     __slots__ = (
-        "function", "layout", "limit", "module", "n_bytes", "name", "scratch", "shared", "threads", "waits",
+        "function", "layout", "limit", "module", "most", "n_bytes", "name", "scratch", "shared", "threads", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -368,6 +388,8 @@ class CudaModule(ModuleHandle):
         self.scratch = layout.scratch_per_program
         self.waits = waits
         self.limit = limit
+        # Of programs, for the short way of a launch; 0 where it cannot be taken.
+        self.most = 0 if layout.extents or self.scratch else limit if waits else MAX_PROGRAMS
 
 
 class Launch(Op):
@@ -393,7 +415,7 @@ class Launch(Op):
 
     @property
     def launches(self) -> bool:  # type: ignore[override]
-        return not self.may_block and not self.touches_host
+        return not self.touches_host
 
     def issue(self, target: Target) -> Any:
         module, options = self.module, self.options
@@ -403,8 +425,8 @@ class Launch(Op):
             params = target.params
             n = module.n_bytes
             params.data[:n] = self.args
-            _HIDDEN.pack_into(
-                params.data, n, *self.grid, self.abort, slot.fault_address, min(options.wait_timeout_ns, _MAX_NS),
+            HIDDEN.pack_into(
+                params.data, n, *self.grid, self.abort, slot.fault_address, min(options.wait_timeout_ns, MAX_NS),
                 slot.words_address, 0 if printer is None else printer.address,
                 target.scratch(module.scratch * self.programs) if module.scratch else 0, 0,
             )  # fmt: skip

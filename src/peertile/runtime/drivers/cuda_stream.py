@@ -23,11 +23,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from peertile.errors import DeviceFault, PeertileError, UsageError
+from peertile.errors import DeviceFault, InternalError, PeertileError, UsageError
 from peertile.runtime.driver import (
     PRINT_HEADER_BYTES,
     FaultKind,
     FaultRecord,
+    Grid,
+    LaunchOptions,
     PrintSink,
     Status,
     StreamHandle,
@@ -48,6 +50,8 @@ BLOCK_SLOTS: Final = 64
 FAULT_WORDS: Final = 16
 LAUNCH_BYTES: Final = 64
 MAX_PARAMS: Final = 4096
+HIDDEN: Final = struct.Struct("<10Q")
+"""The words after the argument block, see backends/cuda/layout.py."""
 PRINT_BYTES: Final = (1 << 20) - PRINT_HEADER_BYTES
 
 state: Final = threading.RLock()
@@ -174,7 +178,7 @@ class Op(ABC):
 
     may_block = False  # may wait for something that is not in its stream
     touches_host = False  # pageable memory may change while it runs, or its order with such changes counts
-    launches = False  # a plain kernel launch, which needs no marker of its own
+    launches = False  # a kernel launch, which needs no marker of its own
     always_runs = False  # also on a failed stream
 
     def __init__(self, name: str) -> None:
@@ -223,6 +227,31 @@ class _Broken(Op):
 
     def collect(self, issued: Any, sequence: int, *, skipped: bool) -> FaultRecord | None:
         return FaultRecord(FaultKind.DEVICE, self.name, sequence, error=issued)
+
+
+class Prepared(Op):
+    """What is the same for every launch with the same options, made once. Issued: the launch's slot."""
+
+    __slots__ = ("abort", "options", "plain", "timeout_ns")
+
+    launches = True
+
+    def __init__(self, options: LaunchOptions, abort: int, timeout_ns: int) -> None:
+        super().__init__(options.name)
+        self.options = options
+        self.abort = abort
+        self.timeout_ns = timeout_ns
+        self.plain = options.on_print is None and not options.cooperative
+
+    def issue(self, target: Target) -> Any:
+        raise InternalError("Prepared is issued by CudaStream.launch")
+
+    def collect(self, issued: Any, sequence: int, *, skipped: bool) -> FaultRecord | None:
+        record: FaultRecord | None = issued.collect(self.name, sequence)
+        return record
+
+    def release(self, issued: Any) -> None:
+        issued.block.live -= 1
 
 
 class Target(ABC):
@@ -336,6 +365,55 @@ class CudaStream(StreamHandle, Target):
             self.submitted = sequence
             self.name = op.name
         return Ticket(self, sequence, op.name)
+
+    def launch(self, module: Any, grid: Grid, args: bytes, prepared: Prepared, *, awaited: bool) -> Ticket | None:
+        """A launch of a kernel without scratch or output, to a stream that takes it at once: what `submit` does for
+        a `Launch`, without objects. None when it is not so simple, or wrong: the long way sees to it."""
+        n0, n1, n2 = grid
+        programs = n0 * n1 * n2
+        n = module.n_bytes
+        waits = module.waits
+        if not (0 < programs <= module.most and n0 > 0 and n1 > 0 and len(args) == n):
+            return None
+        with self.lock:
+            seen = self.word[0]
+            if seen > self.settled:
+                self.settle(seen)
+            block = self.block
+            if (
+                self.capture is not None
+                or self.closed
+                or self.backlog
+                or self.issued - seen >= DEPTH
+                or self.failed
+                or block is None
+                or block.used == BLOCK_SLOTS
+                or self.api.current_context() != self.device.context_number
+            ):
+                return None
+            if waits and self.marked < self.issued:
+                self._mark()
+            used = block.used
+            params = self.params
+            data = params.data
+            data[:n] = args
+            HIDDEN.pack_into(
+                data, n, n0, n1, n2, prepared.abort, block.address + used * FAULT_WORDS * 8, prepared.timeout_ns,
+                block.words + used * LAUNCH_BYTES, 0, 0, 0,
+            )  # fmt: skip
+            self.api.launch(
+                module.function, programs, module.threads, module.shared, self.cu, params.address,
+                waits and programs > 1,
+            )  # fmt: skip
+            block.used = used + 1
+            block.live += 1
+            sequence = self.submitted = self.issued = self.submitted + 1
+            self.name = prepared.name
+            self.pending.append((sequence, prepared, Slot(block, used)))
+            self.unmarked += 1
+            if awaited or self.unmarked >= MARK_EVERY:
+                self._mark()
+        return Ticket(self, sequence, prepared.name)
 
     def _unclean(self, op: Op, change: int) -> None:
         if op.touches_host:
