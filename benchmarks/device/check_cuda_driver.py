@@ -8,7 +8,6 @@ minutes. Needs cuda-bindings and nvcc. No multicast object is made and no settin
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import platform
@@ -82,9 +81,7 @@ def step_info() -> Json:
     begin = time.perf_counter()
     device = open_device()
     found["open_s"] = round(time.perf_counter() - begin, 3)
-    found["capabilities"] = {
-        k: str(getattr(device.capabilities, k)) for k in (f.name for f in dataclasses.fields(device.capabilities))
-    }
+    found["capabilities"] = {k: str(v) for k, v in device.capabilities._asdict().items()}
     found["attributes"] = {
         name: api.attribute(device.handle, name)
         for name in (

@@ -18,9 +18,7 @@ KERNEL = two_shot_kernel(16)
 @pytest.mark.sentence("MM-47")
 @pytest.mark.parametrize("start", [2**31 - 2, 2**32 - 2, 2**63 - 2, 2**64 - 2])
 def test_signals_pass_the_wrap(start: int) -> None:
-    case = kernel_case(
-        KERNEL, 1, lambda: [floats(2, 32), floats(2, 32), new_signal(2, 1, start)], ranks=2, launches=3
-    )
+    case = kernel_case(KERNEL, 1, lambda: [floats(2, 32), floats(2, 32), new_signal(2, 1, start)], ranks=2, launches=3)
     report = explore(case, 30, shrinks=0)
     assert report.clean, str(report.verdicts[0])
 

@@ -1,8 +1,6 @@
 """A flag is cleared by a fill on a stream and the hosts meet: the fill may still be to come when a peer's notify
 arrives, and then wipes it out."""
 
-import pytest
-
 import peertile as pt
 import peertile.language as T
 from peertile.checker.check import check

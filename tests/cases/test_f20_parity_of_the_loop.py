@@ -26,8 +26,10 @@ def test_a_fresh_barrier_is_waited_for_in_its_first_phase(by_index: bool) -> Non
             yield from p.wait(bar, phase, Cmp.NE)
             p.read(tile)
 
-    report = explore(script_case([engine, user]), 50)
+    # Where the copy was faster, the wrong phase is waited for in vain: the other fault of the same mistake.
+    report = explore(script_case([engine, user]), 50, stop_at=2)
     assert report.clean == (not by_index)
     if by_index:
-        assert isinstance(report.verdicts[0], Race)
-        assert report.verdicts[0].later.object.startswith(("tile 1", "tile 3"))
+        races = [v for v in report.verdicts if isinstance(v, Race)]
+        assert races
+        assert races[0].later.object.startswith(("tile 1", "tile 3"))

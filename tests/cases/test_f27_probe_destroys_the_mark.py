@@ -14,10 +14,7 @@ def case(compare: bool):
 
     def program(p):
         if compare:
-            site = p.program
-            word = site.word(p._site(SITE, lock, Order.ACQ_REL, Scope.SYSTEM), p._views(lock), (0,))
-            yield
-            old = site.cas_word(p._site(SITE, lock, Order.ACQ_REL, Scope.SYSTEM), word, 0, 1)
+            old = yield from p.swap(lock, 0, 1)
         else:
             old = yield from take(p, 1)
         if old == 0:
@@ -35,12 +32,6 @@ def case(compare: bool):
                     yield True
 
     return script_case([program, program], max_steps=2000)
-
-
-from peertile.memory_model import Scope  # noqa: E402
-from peertile.sim.sites import Verb  # noqa: E402
-
-SITE = Verb.UPDATES
 
 
 def test_exchanges_hang_on_some_schedule() -> None:

@@ -1,8 +1,6 @@
 """A one-shot all-reduce with one staging slot, call after call: the next store comes before a slow peer has summed.
 Two slots in turn need nothing else."""
 
-import pytest
-
 from peertile.sim.explore import explore
 from peertile.sim.scripts import Cell, script_case
 from peertile.sim.verdicts import Race

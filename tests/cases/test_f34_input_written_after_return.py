@@ -31,27 +31,3 @@ def test_the_owner_must_know_that_its_input_was_read(done_flags: bool) -> None:
         assert report.clean == done_flags
         if not done_flags:
             assert isinstance(report.verdicts[0], Race)
-
-
-def test_the_next_start_barrier_proves_that_the_inputs_were_read() -> None:
-    # No end barrier, but nobody writes an input before the next call's start: nothing is wrong.
-    x = [Cell(f"x of {r}", rank=r) for r in range(2)]
-    ready = [Cell(f"ready at {r}", rank=r) for r in range(2)]
-
-    def rank(r):
-        def run(p):
-            p.write(x[r])
-            for call in (1, 2, 3):
-                yield from p.put(ready[1 - r], call)
-                yield from p.wait(ready[r], call)
-                if call > 1:
-                    p.write(x[r], call)  # the start of this call proves that the last one was read
-                    yield from p.put(ready[1 - r], 10 + call)
-                    yield from p.wait(ready[r], 10 + call)
-                p.read(x[1 - r])
-
-        return run
-
-    case = script_case([(0, rank(0)), (1, rank(1))])
-    # Epochs of the two kinds of meetings are on one word here, so they must go up.
-    assert explore(case, 3).verdicts == [] or True

@@ -1,7 +1,5 @@
 """More programs wait for each other than a device can hold at once."""
 
-import pytest
-
 import peertile as pt
 import peertile.language as T
 from peertile.checker.check import check

@@ -1,6 +1,5 @@
 """One event is recorded on several streams in turn and waited for once: only the last record counts."""
 
-import numpy as np
 import pytest
 
 import peertile as pt

@@ -1,6 +1,5 @@
 """A rank chooses another path than the others from something that only it sees."""
 
-import peertile as pt
 from peertile.checker.check import check
 from peertile.sim.verdicts import VerdictKind
 

@@ -1,7 +1,5 @@
 """The colour of a round is a scalar that the host passes; replayed, the wait is satisfied by the round before."""
 
-import pytest
-
 from peertile.memory_model import Cmp
 from peertile.sim.explore import explore
 from peertile.sim.scripts import Cell, script_case

@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -289,7 +290,7 @@ def test_an_exhaustive_check_says_so() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ArgumentError, match="expected a Python file, got 'nowhere.py', which is not a file"):
+    with pytest.raises(ArgumentError, match=r"expected a Python file, got 'nowhere\.py', which is not a file"):
         check("nowhere.py")
 
 
@@ -332,3 +333,68 @@ def test_the_command_prints_json_and_replays() -> None:
 def test_correct_examples_are_silent(name: str, ranks: int) -> None:
     report = check(EXAMPLES / f"{name}.py", ranks, schedules=3)
     assert report.clean, str(report)
+
+
+# ---------------------------------------------------------------- the page
+
+
+class _Structure(HTMLParser):
+    """Counts elements by tag and class, and checks that they are closed."""
+
+    VOID = frozenset({"meta", "circle", "line", "path", "rect"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[tuple[str, str], int] = {}
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        given = dict(attrs)
+        self.count[tag, given.get("class") or ""] = self.count.get((tag, given.get("class") or ""), 0) + 1
+        self.links += [v for k, v in attrs if k in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+
+def structure(text: str) -> _Structure:
+    found = _Structure()
+    found.feed(text)
+    assert found.open == []
+    return found
+
+
+@pytest.mark.feature("C7", "sim")
+def test_the_page_draws_lanes_edges_and_the_race() -> None:
+    report = check(EXAMPLES / "racy" / "missing_acquire.py", schedules=3, traced=True)
+    text = report.page()
+    found = structure(text)
+    assert found.links == []
+    assert found.count["g", "fault"] == 2
+    assert found.count["text", "rank"] == 2
+    assert found.count["line", "lane"] == len(report.trace.lanes)
+    assert found.count["path", "edge"] >= 1
+    assert "race: two accesses of x of rank 1" in text
+    assert "<script" not in text
+
+
+def test_the_page_marks_who_waits_for_ever() -> None:
+    report = check(EXAMPLES / "racy" / "lost_notify.py", schedules=1, traced=True)
+    found = structure(report.page())
+    assert found.count["g", "fault"] >= 2
+    assert "waits for ever" in report.page()
+
+
+def test_the_command_writes_the_page(tmp_path) -> None:
+    target = tmp_path / "report.html"
+    path = str(EXAMPLES / "racy" / "counting_fixed.py")
+    assert run_command(path, "--schedules", "1", "--html", str(target)).exit_code == 0
+    assert structure(target.read_text()).count["text", "rank"] == 3

@@ -11,7 +11,11 @@ RACY = Path(__file__).parents[2] / "examples" / "racy"
 
 EXPECTED = {
     "barrier_without_sync": (VerdictKind.RACE, "x of rank", "fill on rank"),
-    "collective_mismatch": (VerdictKind.HOST, "SymmetryError: ranks disagree about SymmetricHeap allocation", "f32[65]"),
+    "collective_mismatch": (
+        VerdictKind.HOST,
+        "SymmetryError: ranks disagree about SymmetricHeap allocation",
+        "f32[65]",
+    ),
     "counting": (VerdictKind.RACE, "x of rank 0", "collect on rank"),
     "early_reuse": (VerdictKind.RACE, "x of rank", "Tensor.copy_from"),
     "lost_notify": (VerdictKind.DEADLOCK, "ready.arrived[0, 1] on rank 0 at_least 1", "nobody has written it"),

@@ -69,6 +69,7 @@ def test_every_op_function_and_dtype_is_drawn():
     wanted |= {"for", "loop", "if", "break", "continue", "return", "load", "store", "mma", "cast", "bitcast"}
     wanted |= {"broadcast", "reshape", "permute", "select", "fma", "iota", "word_load", "word_store", "word_rmw"}
     wanted |= {"reduce_with", "scan_with", "sort", "take", "extract", "insert", "tile_atomic"}
+    wanted |= {"view_slice", "view_permute", "view_reshape", "gather"}
     wanted |= {f"dtype {d}" for d in ("bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")}
     wanted |= {f"dtype {d}" for d in ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2")}
     assert {name for name in wanted if not table[name]} == set()

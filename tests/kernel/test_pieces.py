@@ -54,7 +54,7 @@ def shapes(x, turned, flat, wide, cube, column, chosen):
     wide.store(T.broadcast(T.expand_dims(t, 1), (4, 2, 16)))
     cube.store(T.permute(t.reshape(4, 4, 4), (2, 0, 1)))
     column.store(T.transpose(T.extract(t, (1, 0), (1, 16))[:, :, None], 0, 1))
-    chosen.store(T.where(T.iota(16)[None, :] < 5, t, T.full((4, 16), t.dtype(1))))
+    chosen.store(T.where(T.iota(16)[None, :] < 5, t, T.ones((4, 16), t.dtype)))
 
 
 @pytest.mark.feature("K6", "cpu")

@@ -81,7 +81,9 @@ COMBINATIONS = [*itertools.product(INTEGERS, KINDS), *itertools.product(FLOATS, 
 
 
 @pytest.mark.feature("P10", "cpu")
-@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(d, marks=() if d in ("i32", "u8", "f32") else pytest.mark.slow) for d in INTEGERS + FLOATS]
+)
 def test_every_kind_of_remote_atomic(dtype):
     cases = [c for c in COMBINATIONS if c[0] == dtype]
     assert all(spawn(transfer_ranks.combines, 2, cases))

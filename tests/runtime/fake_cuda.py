@@ -311,6 +311,9 @@ class FakeCuda:
     def pointer_kind(self, address):
         return self._kind(address)
 
+    def accessible(self, address):
+        return self._kind(address) is not PointerKind.PAGEABLE
+
     # ---------------------------------------------------------------- shared memory: memfd stands for the device's
 
     def granularity(self, device, kind):

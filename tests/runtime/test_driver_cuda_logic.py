@@ -365,6 +365,16 @@ def test_out_of_memory_says_how_much_was_asked_used_and_free(fake):
     large.close()
 
 
+def test_the_device_knows_what_it_can_access(device):
+    a, pinned = device.allocate(1 << 20), device.allocate_host(100)
+    host = ctypes.create_string_buffer(100)
+    assert device.accessible(a, 1 << 20)
+    assert device.accessible(pinned, 100)
+    assert not device.accessible(a, 1 << 30)
+    assert not device.accessible(ctypes.addressof(host), 100)
+    device.free_host(pinned)
+
+
 @pytest.mark.parametrize("kind", [ShareKind.FD, ShareKind.FABRIC])
 def test_another_process_maps_the_same_memory(kind):
     fake = FakeCuda()

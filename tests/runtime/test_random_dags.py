@@ -78,7 +78,7 @@ class World:
 
     def __init__(self, device):
         self.device = device
-        self.streams = [device.stream(f"s{k}") for k in range(STREAMS)]
+        self.streams = device.policy.streams[:STREAMS]
         self.tensors = [pt.full(N, k + 1, pt.f32) for k in range(TENSORS)]
         self.numbers = [np.full(N, k + 1, np.float32) for k in range(TENSORS)]
         self.last = [[] for _ in range(TENSORS)]  # futures that use tensor k

@@ -130,7 +130,9 @@ def _mailbox_case(kernel, ranks: int, depth: int, acknowledged: bool, rounds: in
     return sequence_case(make, ranks=ranks)
 
 
-@pytest.mark.parametrize(("ranks", "depth", "acknowledged"), [(2, 2, False), (2, 1, True), (3, 2, False), (2, 4, False)])
+@pytest.mark.parametrize(
+    ("ranks", "depth", "acknowledged"), [(2, 2, False), (2, 1, True), (3, 2, False), (2, 4, False)]
+)
 @pytest.mark.sentence("MB-8")
 @pytest.mark.feature("P9", "sim")
 def test_mailboxes_are_clean(ranks: int, depth: int, acknowledged: bool) -> None:

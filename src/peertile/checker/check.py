@@ -14,10 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from peertile.checker.page import page
 from peertile.checker.program import ProgramCase
 from peertile.errors import ArgumentError
 from peertile.sim.choices import ReplayChooser
 from peertile.sim.explore import Report, exhaust, explore, settle
+from peertile.sim.trace import Trace
 from peertile.sim.verdicts import Verdict
 
 __all__ = ["ABSTRACTIONS", "CheckReport", "check", "declared"]
@@ -40,6 +42,8 @@ class CheckReport:
     """Rules of memory order that the compiler would refuse, by place."""
     output: str = ""
     """What the last schedule printed."""
+    trace: Trace | None = field(default=None, repr=False)
+    """The run of the first fault, or the first run, where `traced` was asked for."""
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -58,6 +62,10 @@ class CheckReport:
         parts += [f"order: {place}: {message}" for place, message in self.order_faults.items()]
         parts.append("covered: " + self.statement().replace("\n", "\n         "))
         return "\n\n".join(parts)
+
+    def page(self) -> str:
+        """The report as an HTML page of its own."""
+        return page(self.program, self.verdicts[0] if self.verdicts else None, self.trace, self.statement())
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -100,11 +108,13 @@ def check(
     arguments: dict[str, Any] | None = None,
     argv: list[str] | None = None,
     resident: int | None = None,
+    traced: bool = False,
 ) -> CheckReport:
     """Runs `program`, a file or a function of the group, on `ranks` simulated ranks under `schedules` schedules.
 
     `choices` replays one schedule; `exhaustive` runs all that differ, at most `limit`. `resident` bounds the
-    programs of a rank that run at once. A file's `CHECK` gives arguments and ranks that are not given here.
+    programs of a rank that run at once. `traced` keeps the run of the fault, for `CheckReport.page`.
+    A file's `CHECK` gives arguments and ranks that are not given here.
     """
     target: Path | Callable[..., Any]
     if callable(program):
@@ -133,4 +143,9 @@ def check(
     else:
         report = explore(case, schedules, seed, stop_at=stop_at)
     report.abstractions = ABSTRACTIONS
-    return CheckReport(name, count, report, dict(case.compiler.order_faults), case.output)
+    result = CheckReport(name, count, report, dict(case.compiler.order_faults), case.output)
+    if traced:
+        case.traced = True
+        shown = report.verdicts[0].replay.choices if report.verdicts else ()
+        result.trace = case.run(ReplayChooser(shown or ())).machine.trace
+    return result

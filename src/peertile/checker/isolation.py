@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from peertile.errors import UnsupportedError
+from peertile.runtime.context import execution
 from peertile.runtime.device import Device
 from peertile.runtime.registry import current_device, use_device
 from peertile.sim.hosts import Host
@@ -47,6 +48,7 @@ class RankView:
         )
         self.modules: dict[str, ModuleType] = {}
         self._outside: dict[str, Any] = {}
+        self._inside: str | None = None
         self._patches: list[tuple[Any, str, Any]] = [
             (time, "time", self._seconds),
             (time, "monotonic", self._seconds),
@@ -96,7 +98,7 @@ class RankView:
             "modules": {name: sys.modules.get(name) for name in self.modules},
             "patched": [(owner, name, vars(owner)[name]) for owner, name, _ in self._patches],
             "known": set(sys.modules),
-            "device": None,
+            "inside": execution.inside,
         }
         os.environ = self.environment  # type: ignore[assignment]  # noqa: B003 (what it hides comes back in leave)
         sys.argv = self.argv
@@ -105,9 +107,12 @@ class RankView:
         for owner, name, value in self._patches:
             setattr(owner, name, value)
         use_device(self.device)
+        # What is kept for each thread is kept for each rank here.
+        execution.inside = self._inside
 
     def leave(self) -> None:
         outside = self._outside
+        self._inside, execution.inside = execution.inside, outside["inside"]
         for owner, name, value in outside["patched"]:
             setattr(owner, name, value)
         if self.device is not None:  # the program may have chosen another one

@@ -44,6 +44,8 @@ class SimHub:
         join(known, host.release(None))
         arrived = self._arrived.setdefault(meeting, {})
         arrived[rank] = request.call
+        if self.machine.trace is not None:
+            self.machine.trace.add(host, f"calls {request.call}")
         self.coordinator.handle(rank, request, (), 0.0)
         key = (rank, request.ticket)
         if key not in self._replies:
@@ -55,6 +57,8 @@ class SimHub:
             host.block(self._waiters.setdefault(key, []), reason)
         self._waiters.pop(key, None)
         host.acquire(known)
+        if self.machine.trace is not None:
+            self.machine.trace.add(host, f"leaves {request.call}")
         return self._replies.pop(key)
 
     def tell(self, rank: int, request: Request) -> None:

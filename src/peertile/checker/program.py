@@ -20,7 +20,7 @@ from peertile.checker.links import SimHub, SimLink
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
 from peertile.direct import fingerprint
-from peertile.errors import ArgumentError, UnsupportedError
+from peertile.errors import ArgumentError, PeerFailed, UnsupportedError
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.sim.binary import compile_function
@@ -136,6 +136,9 @@ class ProgramCase(Case):
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
         text = f"{type(error).__name__}: {error}"
+        if isinstance(error, PeerFailed) and error.rank != rank:
+            # This rank only heard of it; the one that failed may still be on its way out.
+            rank, text = error.rank, error.cause
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(self.folder))]
         trace = "\n".join(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])
         raise Found(HostError(rank=rank, error=text, trace=trace))

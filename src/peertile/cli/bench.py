@@ -22,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from peertile.cli import bench_kernels
+from peertile.cli.bench_collectives import bench_allreduce
 from peertile.cli.bench_compute import COMPUTE
 from peertile.creation import asarray, empty
 from peertile.dtypes import f32
@@ -105,6 +106,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "compile": bench_compile,
     "launch": bench_launch,
     **COMPUTE,
+    "allreduce": bench_allreduce,
 }
 
 

@@ -29,6 +29,7 @@ def check(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="All schedules that differ.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most schedules of an exhaustive check.")] = 20_000,
     resident: Annotated[int | None, typer.Option(min=1, help="Programs of a rank that run at once.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check PROGRAM for races, deadlocks and misuse of memory.
@@ -51,6 +52,9 @@ def check(
         limit=limit,
         argv=arguments,
         resident=resident,
+        traced=html is not None,
     )
+    if html is not None:
+        html.write_text(report.page())
     print(json.dumps(report.as_dict(), indent=2) if as_json else report)
     raise typer.Exit(0 if report.clean else FOUND_STATUS)

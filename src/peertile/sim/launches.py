@@ -83,6 +83,8 @@ class Launch(Operation):
                 program.ready = False
                 self.pending.append(program)
             machine.add(program)
+            if machine.trace is not None:
+                machine.trace.add(program, "starts", None, len(machine.trace.events) - 1)
         if machine.resident is not None:
             machine.waiting.setdefault(self.rank, []).extend(self.pending)
             self.pending = []

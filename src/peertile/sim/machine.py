@@ -20,6 +20,7 @@ from peertile.sim.clocks import Clock
 from peertile.sim.memory import AddressSpace, Object, Partitions
 from peertile.sim.report import race_between, unwritten
 from peertile.sim.sites import Site
+from peertile.sim.trace import Trace
 from peertile.sim.verdicts import Deadlock, Verdict, Waiter
 from peertile.sim.words import Rule, Word
 
@@ -113,6 +114,7 @@ class Machine:
         self.waiting: dict[int, list[Task]] = {}
         """Programs of each rank that wait for a place to run."""
         self.residents: dict[int, int] = {}
+        self.trace: Trace | None = None
         self.stopping = False
         """The run is over; host threads are being ended and may not wait."""
         self.outside: Any = None

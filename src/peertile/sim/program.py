@@ -318,6 +318,9 @@ class Program(Agent):
         word.take(write, self, site)
         word.note(self, k)
         self.polls[word] = k
+        if self.machine.trace is not None:
+            what = f"{word.spelled()} is {write.value} ({site.order.value})"
+            self.machine.trace.add(self, what, site.loc, write.event if site.order.acquires else -1)
         return site.seen(write.value)
 
     def store_word(self, site: Site, word: Word, value: Any) -> None:
@@ -326,11 +329,16 @@ class Program(Agent):
         history = word.history
         value = site.kept(value)
         word.store(value, self, site)
+        if self.machine.trace is not None:
+            what = f"{word.spelled()} = {value} ({site.order.value})"
+            word.writes[-1].event = self.machine.trace.add(self, what, site.loc)
         if history is History.ADDS and word.history is History.OTHER:
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, value)
         word.note(self, len(word.writes) - 1)
         self.machine.wake_word(word)
+        if len(word.home.sizes) > 1:
+            self._wake_overlapping(word)
 
     def rmw_word(self, site: Site, word: Word, value: Any, rmw: Rmw) -> Any:
         self.check_strong(site, word, read_strong)
@@ -341,6 +349,9 @@ class Program(Agent):
         new = site.kept(_combine(rmw, site.seen(old), value, SIGNED[word.dtype] if site.signed else word.dtype))
         history = word.history
         word.update(new, self, site, rmw is Rmw.ADD)
+        if self.machine.trace is not None:
+            what = f"{word.spelled()} {rmw.value} {value} ({site.order.value})"
+            word.writes[-1].event = self.machine.trace.add(self, what, site.loc, last.event)
         if history is History.CHAIN and rmw is Rmw.ADD:
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, new)
@@ -354,6 +365,14 @@ class Program(Agent):
         word.note(self, k)
         self.polls[word] = k
         return site.seen(old)
+
+    def _wake_overlapping(self, word: Word) -> None:
+        """The same bytes are words of other sizes, too: whoever waits for those looks again."""
+        end = word.offset + word.dtype.itemsize
+        for (offset, dtype), other in list(word.home.words.items()):
+            if other is not word and offset < end and word.offset < offset + dtype.itemsize:
+                other.refresh()
+                self.machine.wake_all(other.waiters)
 
     def cas_word(self, site: Site, word: Word, compare: Any, value: Any) -> Any:
         self.check_strong(site, word, read_strong)
@@ -396,8 +415,13 @@ class Program(Agent):
 
     def blocked(self, site: Site, word: Word, cmp: Cmp, expected: Any) -> bool:
         """Whether a wait has to go on waiting; if so it is parked at the word."""
+        if len(word.home.sizes) > 1:
+            word.refresh()
         if word.satisfies(cmp, expected, site.signed):
             return False
+        if self.machine.trace is not None:
+            self.machine.trace.add(self, f"waits for {word.spelled()} {cmp.value} {expected}", site.loc)
+        self.check_strong(site, word, read_strong)  # a poll in vain is a read all the same
         self.expected = (cmp, expected)
         self.site = site
         self.at = word
@@ -407,6 +431,9 @@ class Program(Agent):
 
     def pass_wait(self, site: Site, word: Word, cmp: Cmp, expected: Any) -> Any:
         self.check_strong(site, word, read_strong)
+        if self.machine.trace is not None:
+            what = f"{word.spelled()} {cmp.value} {expected}: {word.value} ({site.order.value})"
+            self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event)
         return word.pass_wait(cmp, expected, self, site, self.machine.rule)
 
     def back_edge(self, site: Site, loop: int) -> bool:

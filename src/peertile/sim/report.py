@@ -95,6 +95,7 @@ def race_between(target: Object, found: Conflict, record: Record) -> Race:
         repair=repair,
         why=found.why,
         origin=_origin(earlier),
+        last=_origin(record),
     )
 
 

@@ -15,6 +15,7 @@ from peertile.sim.launches import Launch, Setup, full_grid
 from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import Partitions
 from peertile.sim.streams import Stream
+from peertile.sim.trace import Trace
 from peertile.sim.translate import Translation, translate
 from peertile.sim.verdicts import Race, Verdict
 from peertile.sim.words import Rule
@@ -58,6 +59,8 @@ class Case:
         self.after = after
         self.cleanup = cleanup
         self.partitions = Partitions()
+        self.traced = False
+        """Whether runs keep a trace, for pictures: `Outcome.machine.trace`."""
 
     def run(
         self, chooser: Chooser | None = None, *, seed: int = 0, rule: Rule = Rule.EVENT, park: Any = None
@@ -90,6 +93,7 @@ class Case:
             stale=self.stale,
         )
         machine.park = park
+        machine.trace = Trace() if self.traced else None
         machine.foresight = foresight
         verdict: Verdict | None = None
         with np.errstate(all="ignore"):

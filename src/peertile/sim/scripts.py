@@ -95,6 +95,14 @@ class Actor:
         yield
         return self.program.rmw_word(site, word, value, rmw)
 
+    def swap(
+        self, cell: Cell, compare: int, value: int, order: Order = Order.ACQ_REL, scope: Scope = Scope.SYSTEM
+    ) -> Generator[Any, None, Any]:
+        site = self._site(Verb.UPDATES, cell, order, scope)
+        word = self.program.word(site, self._views(cell), (0,))
+        yield
+        return self.program.cas_word(site, word, compare, value)
+
     def wait(
         self, cell: Cell, value: int, cmp: Cmp = Cmp.AT_LEAST, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
     ) -> Generator[Any, None, Any]:

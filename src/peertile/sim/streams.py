@@ -89,6 +89,8 @@ class Stream(Agent):
         if operation is None:
             operation = self.busy = self.queue.popleft()
             join(self.clock, operation.clock)
+            if self.machine.trace is not None:
+                self.machine.trace.add(self, f"starts {operation.name}")
         if operation.start(self):
             park = self.machine.park
             if park is not None and park.holds(self):  # its completion is a synchronising operation, too
@@ -102,6 +104,8 @@ class Stream(Agent):
         """The running operation has ended: the next one may start, and whoever waits for this one goes on."""
         # What comes later is not covered by what waits for this: a new epoch.
         operation.after = self.release(None)
+        if self.machine.trace is not None:
+            self.machine.trace.add(self, f"has done {operation.name}")
         self.busy = None
         self.machine.wake_all(operation.waiters)
         if self.queue:

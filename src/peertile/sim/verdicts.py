@@ -172,6 +172,8 @@ class Race(Verdict):
     why: str = ""
     origin: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
     """Entry, epoch and step of the earlier access, for a directed run."""
+    last: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
+    """The same of the later one."""
     kind: VerdictKind = field(init=False, default=VerdictKind.RACE)
 
     @property

@@ -53,7 +53,7 @@ class Write:
 
     `released` includes what the writes that it continues have released; `own` does not."""
 
-    __slots__ = ("agent", "entry", "epoch", "own", "released", "scope", "site", "value")
+    __slots__ = ("agent", "entry", "epoch", "event", "own", "released", "scope", "site", "value")
 
     def __init__(
         self, value: Any, agent: Agent | None, site: Site | None, own: Clock | None, released: Clock | None,
@@ -66,6 +66,7 @@ class Write:
         self.released = released
         self.scope = scope
         self.entry = -1 if agent is None else agent.entry
+        self.event = -1
         self.epoch = 0 if agent is None else agent.clock[agent.entry]
 
 
@@ -73,9 +74,8 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "future", "history", "home", "index", "log", "mask", "name", "offset", "passed", "rank",
-        "scopes",
-        "start", "waiters", "writes",
+        "box", "dtype", "floors", "future", "history", "home", "index", "log", "mask", "name", "offset", "passed",
+        "rank", "scopes", "start", "waiters", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
@@ -128,6 +128,12 @@ class Word:
         self.history = History.NONE
         self.log = Adds()
         self.scopes = set()
+
+    def refresh(self) -> None:
+        """Another word over the same bytes may have changed: take the number as it lies in memory."""
+        value = self.home.get(self.dtype, self.offset)
+        if value != self.writes[-1].value:
+            self.reset(value)
 
     def disturb(self, value: Any, agent: Agent, site: Site) -> None:
         """A weak write that meets ordered ones: it releases nothing."""

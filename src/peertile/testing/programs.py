@@ -70,6 +70,9 @@ class _Maker(Folds):
         self.seed = seed
         self.params: list[tuple[str, Type, Callable[[np.random.Generator], Any]]] = []
         self.tolerance: dict[str, float] = {}
+        self.step = 1
+        self.dense: set[str] = set()
+        """Inputs without gaps."""
         self.word_bound = 4.0
         """Magnitude of this program's word, where it is a float."""
 
@@ -90,6 +93,8 @@ class _Maker(Folds):
         for k in range(r.randint(1, 3)):
             d = r.choice(ALL_DTYPES)
             self.param(f"x{k}", ViewType(d, len(tile)), self.array(d, extents, strided=True))
+            if self.step == 1:
+                self.dense.add(f"x{k}")
         self.words = r.choice([i32, i64, f32])
         self.param("w", ViewType(self.words, 1, Access.READ_WRITE), self.array(self.words, (self.grid + 3,)))
         self.param("a", ViewType(i32, 1, Access.READ_WRITE, Space.DEVICE), self.array(i32, (29,)))
@@ -117,7 +122,7 @@ class _Maker(Folds):
     def array(
         self, d: DType, extents: tuple[int, ...], strided: bool = False
     ) -> Callable[[np.random.Generator], npt.NDArray[Any]]:
-        step = self.r.choice([1, 1, 2]) if strided else 1
+        step = self.step = self.r.choice([1, 1, 2]) if strided else 1
 
         def make(g: np.random.Generator) -> npt.NDArray[Any]:
             shape = (*extents[:-1], extents[-1] * step)
@@ -204,12 +209,54 @@ class _Maker(Folds):
         if t.dtype.is_float:
             choices += [Padding.NEG_ZERO, *([Padding.INF] if t.dtype in MATH else [])]
         padding = self.r.choice(choices)
-        value = self.emit(ops.Load, (view, *index), TileType(t.dtype, self.tile), padding=padding)
+        if t.access is Access.READ and self.r.random() < 0.35:
+            value = self.load_through(view, padding)
+        else:
+            value = self.emit(ops.Load, (view, *index), TileType(t.dtype, self.tile), padding=padding)
         bound = 2 * LIMIT[t.dtype.name] if t.dtype.is_float and view is self.named["z"] else 4.0
         v = V(value, bound if t.dtype.is_float else 0.0, error if t.dtype.is_float else 0.0)
         if padding is Padding.INF:
             return self.binary_exact(Binary.MIN, v, self.const(bound, v.type), bound)
         return v
+
+    def load_through(self, view: Value, padding: Padding) -> Value:
+        """A tile of a view of an input: a slice, a permutation, a reshape, or chosen slices of one of these."""
+        r = self.r
+        extents = list(self.extents)
+        whole = {self.named[name] for name in self.dense}
+        for _ in range(r.randint(1, 2)):
+            kinds = ["slice", "permute", *(["reshape"] if view in whole else [])]
+            kind = r.choice(kinds)
+            t = view.type
+            assert isinstance(t, ViewType)
+            plain = ViewType(t.dtype, t.rank, t.access, t.space)
+            if kind == "permute":
+                axes = tuple(r.sample(range(t.rank), t.rank))
+                view = self.b.value(ops.ViewPermute, (view,), plain, axes=axes)
+                extents = [extents[k] for k in axes]
+            elif kind == "reshape":
+                extents.reverse()
+                view = self.b.value(ops.ViewReshape, (view, *map(self.index, extents)), plain)
+            else:
+                starts = [r.randrange(n + 1) for n in extents]
+                steps = [r.choice([1, 1, 2, 3]) for _ in extents]
+                most = [-(-(n - a) // s) for n, a, s in zip(extents, starts, steps, strict=True)]
+                extents = [r.randint(0, n) for n in most]
+                numbers = map(self.index, [*starts, *extents, *steps])
+                view = self.b.value(ops.ViewSlice, (view, *numbers), plain)
+        t = view.type
+        assert isinstance(t, ViewType)
+        tile = TileType(t.dtype, self.tile)
+        index = [self.index(r.randrange(max(-(-n // size), 1))) for n, size in zip(extents, self.tile, strict=True)]
+        if r.random() < 0.4:
+            axis = r.randrange(t.rank)
+            line = TileType(r.choice([i32, i64]), (self.tile[axis],))
+            shift = self.const(r.randint(-3, 3), line).value
+            places = self.emit(ops.Iota, (), line)
+            chosen = self.emit(ops.BinaryOp, (places, shift), line, fn=r.choice([Binary.ADD, Binary.XOR]))
+            del index[axis]
+            return self.emit(ops.Gather, (view, chosen, *index), tile, axis=axis, padding=padding)
+        return self.emit(ops.Load, (view, *index), tile, padding=padding)
 
     def word(self) -> V | None:
         load = ops.WordLoad

@@ -289,6 +289,22 @@ class CudaDevice(DriverDevice):
         if not self._closed and self.lost is None:
             self.heap.free(address)
 
+    def accessible(self, address: int, nbytes: int) -> bool:
+        """The first and the last byte are asked about: what lies between them is one allocation in practice."""
+        with _Using(self) as api:
+            return api.accessible(address) and (nbytes <= 1 or api.accessible(address + nbytes - 1))
+
+    def allocate_host(self, nbytes: int) -> int:
+        """Address of pinned memory of the host, which the device sees at the same address: for words that both
+        look at, and for copies without staging. Beyond the protocol."""
+        with _Using(self):
+            return self.pinned.take(nbytes)
+
+    def free_host(self, address: int) -> None:
+        """Give back what `allocate_host` gave; from anywhere, as `free`."""
+        if not self._closed and self.lost is None:
+            self.pinned.give(address)
+
     def memory_stats(self) -> MemoryStats:
         if self.lost is not None:
             return self.heap.stats(lambda: self._reserved)

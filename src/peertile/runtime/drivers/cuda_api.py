@@ -77,7 +77,8 @@ class CudaApi:
             (result,) = d.cuInit(0)
         except Exception as error:  # the bindings raise what their loader raises
             raise UnsupportedError(
-                f"cuda: the NVIDIA driver library was not found ({type(error).__name__}); install the NVIDIA driver"
+                f"cuda: the NVIDIA driver library cannot be loaded ({type(error).__name__}: {error}); install the "
+                "NVIDIA driver"
             ) from error
         self._ok("cuInit", (result,))
         self._handle_types = {
@@ -322,6 +323,16 @@ class CudaApi:
         if kind == 0:
             return PointerKind.PAGEABLE
         return PointerKind.PINNED if kind == int(d.CUmemorytype.CU_MEMORYTYPE_HOST) else PointerKind.DEVICE
+
+    def accessible(self, address: int) -> bool:
+        """Whether kernels of the current context can access the byte there."""
+        attribute = self._d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        result = self._d.cuPointerGetAttribute(attribute, address)
+        if result[0] == 0:
+            return True
+        if result[0].name == "CUDA_ERROR_INVALID_VALUE":
+            return False
+        raise self._error("cuPointerGetAttribute", result[0])
 
     # ---------------------------------------------------------------------------------------- shared memory
 

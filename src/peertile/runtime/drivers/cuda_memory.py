@@ -39,7 +39,7 @@ class Pinned:
     def __init__(self, api: CudaApi, slab: int = _SLAB) -> None:
         self._api = api
         self._slab = slab
-        self._lock = threading.Lock()  # protects all below; held during an allocation
+        self._lock = threading.RLock()  # protects all below; garbage collection may `give` while it is held
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
         self._slabs: list[int] = []

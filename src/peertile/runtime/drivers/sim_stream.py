@@ -215,8 +215,8 @@ class WaitValue(Operation):
     )
 
     def __init__(
-        self, machine: Machine, name: str, address: int, value: int, width: int, cmp: Cmp, timeout_ns: int, signed: bool,
-        abort: int,
+        self, machine: Machine, name: str, address: int, value: int, width: int, cmp: Cmp, timeout_ns: int,
+        signed: bool, abort: int,
     ) -> None:  # fmt: skip
         super().__init__(name)
         self.machine = machine
