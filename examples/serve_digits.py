@@ -92,9 +92,7 @@ async def run(images, answers):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        results = await asyncio.gather(
-            *(client(port, k, images[TRAIN:], answers[TRAIN:]) for k in range(CLIENTS))
-        )
+        results = await asyncio.gather(*(client(port, k, images[TRAIN:], answers[TRAIN:]) for k in range(CLIENTS)))
         await asyncio.gather(*handlers)
     return np.sum(results, axis=0)
 

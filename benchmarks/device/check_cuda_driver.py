@@ -328,8 +328,9 @@ def step_lost() -> Json:
     device = open_device()
     s = device.create_stream()
     kernel = device.load_module(extra_kernel(cubin(), "extra_illegal"))
+    a = device.allocate(64)
     bad = device.launch(s, kernel, (1, 1, 1), args(64), options("bad"))
-    behind = device.fill(s, 64, 0, 8, 1)
+    behind = device.fill(s, a, 0, 8, 1)
     found: Json = {"bad": device.wait(bad, 20).value, "fault": str(device.fault(bad))}
     found["behind"] = device.wait(behind, 5).value
     found["later"] = attempt(lambda: device.allocate(8))

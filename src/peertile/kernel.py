@@ -167,6 +167,7 @@ class _Bound:
         group: GroupLike | None,
         groups: dict[str, int] | None,
         keep: list[Any],
+        uses: list[Use],
     ) -> None:
         self.keep = keep
         self.groups = groups
@@ -178,7 +179,7 @@ class _Bound:
         self.grid = grid
         self.device = device
         self.group = group
-        self.uses = [use for argument in arguments for use in argument.uses]
+        self.uses = uses
         # The words as passed, once they are known to launch: arguments do not change, so a repeated launch of
         # one binding does not check and join them again.
         self.packed: bytes | None = None
@@ -189,7 +190,17 @@ class _Bound:
         if not any(use.storage.borrows for use in self.uses):
             return self
         return _Bound(
-            (), self.params, self.arguments, self.consts, self.key, self.grid, self.device, self.group, self.groups, []
+            (),
+            self.params,
+            self.arguments,
+            self.consts,
+            self.key,
+            self.grid,
+            self.device,
+            self.group,
+            self.groups,
+            [],
+            self.uses,
         )
 
 
@@ -284,6 +295,8 @@ def _bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
     raise _wrong(param, f"a {role.value} (T.{role.value.capitalize()}) of a symmetric heap", value)
 
 
+# Looking a member up on its enumeration costs as much as comparing two strings.
+_SHARED, _EXCLUSIVE, _CONST = Role.SHARED, Role.EXCLUSIVE, Role.CONST
 _GROUPED = frozenset({Role.PEER, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
 
 
@@ -373,6 +386,8 @@ class KernelFunction:
         groups: dict[str, int] | None = None
         shared: list[tuple[KernelParam, Use]] = []
         keep: list[Any] = []
+        uses: list[Use] = []
+        has_rows = False
         inferred: tuple[int, str] | None = None
         for k, param in enumerate(params):
             value = values[k]
@@ -380,20 +395,26 @@ class KernelFunction:
                 if param.default is REQUIRED:
                     raise ArgumentError(f"{self.name}: parameter {param.name!r} ({param.role.value}) was not given")
                 value = param.default
-            if param.role is Role.CONST:
+            role = param.role
+            if role is _CONST:
                 consts[param.name] = value
                 key.append((type(value), value))
                 continue
-            argument = _bind_one(param, value, keep)
+            kind = type(value)
+            if role is _SHARED and kind is Tensor:  # by far the most, hence without a call
+                argument = value._shared or value.shared_argument()
+            else:
+                argument = _bind_one(param, value, keep)
             arguments.append(argument)
             if argument.keep is not None:
                 keep.append(argument.keep)
+            has_rows = has_rows or argument.max_programs is not None
             key.append(id(argument.type))
             if argument.group is not None and argument.group is not group:
                 groups = _number_groups(params, values) if group is not None and groups is None else groups
                 group = argument.group
-            if param.role is Role.EXCLUSIVE:
-                programs = value.grid() if isinstance(value, Partition) else value.kernel_output(_ignore).grid()
+            if role is _EXCLUSIVE:
+                programs = value.grid() if kind is Partition else value.kernel_output(_ignore).grid()
                 if inferred is not None and inferred[0] != programs:
                     raise ArgumentError(
                         f"{self.name}: partitions disagree about the grid: {inferred[1]} has {inferred[0]} programs, "
@@ -401,6 +422,7 @@ class KernelFunction:
                     )
                 inferred = (programs, param.name)
             for use in argument.uses:
+                uses.append(use)
                 if use.devices:
                     shared.append((param, use))
                 elif device is None:
@@ -427,7 +449,8 @@ class KernelFunction:
             grid = (inferred[0], 1, 1)
         if grid is None:
             raise ArgumentError(f"{self.name}: no partition gives the grid; write {self.name}.grid(n)(...)")
-        self._check_rows(arguments, grid)
+        if has_rows:
+            self._check_rows(arguments, grid)
         # A grid of one axis is compiled for: its program index is one word, not a sum over three axes.
         key.append(1 if grid[1] == grid[2] == 1 else 3)
         if groups is not None:
@@ -445,6 +468,7 @@ class KernelFunction:
             group,
             groups,
             keep,
+            uses,
         )
 
     def _check_rows(self, arguments: list[Argument], grid: Grid) -> None:

@@ -14,6 +14,9 @@ SAYS = {
     "two_shot": "f32 sums over {n} ranks are right, to the bit",
     "handshake": "handshake: 256 rounds between {n} ranks are right in both launch orders",
     "digits_data_parallel": "weights equal on all ranks",
+    "pipelines": "pipelines: 6 inputs agree, chained, awaited, shared and replayed",
+    "graph_loop": "graph_loop: 20 replays of 4 nodes are right",
+    "serve_digits": "serve_digits: every client was answered",
 }
 
 

@@ -61,7 +61,9 @@ def run_once(kernel, t, links, words, schedule, seed):
 
 
 def expected(links, rank):
-    return sum((s * 100 + k) * (s + 1) * (k + 1) for s in range(links.size) if (s, rank) in links.pairs for k in range(ROUNDS))
+    return sum(
+        (s * 100 + k) * (s + 1) * (k + 1) for s in range(links.size) if (s, rank) in links.pairs for k in range(ROUNDS)
+    )
 
 
 GRAPHS = {

@@ -88,6 +88,7 @@ class FakeCuda:
         self.calls = []
         self.starts, self.blocks = [], {}  # start -> (size, kind, buffer)
         self.pool_bytes = 0
+        self.pooled = {}  # address -> bytes, of what came from a pool
         self.lock = threading.RLock()
         self.keys = itertools.count(1)
         self.functions = {}
@@ -218,17 +219,25 @@ class FakeCuda:
 
     def fill(self, dst, value, width, count, stream):
         assert dst % width == 0
+        assert self._kind(dst) is not PointerKind.PAGEABLE
         data = value.to_bytes(width, "little") * count
         stream.put(lambda: ctypes.memmove(dst, data, len(data)))
 
     def write_value(self, stream, address, value, width):
         assert 0 <= value < 1 << width
+        self._check_word(address)
         stream.put(lambda: _word(address, width, value))
 
     def wait_value(self, stream, address, value, width, *, equal):
         assert 0 <= value < 1 << width
+        self._check_word(address)
         cmp = Cmp.EQ if equal else Cmp.AT_LEAST
         stream.put(lambda: self._until(lambda: holds(_word(address, width), value, width, cmp, signed=False)))
+
+    def _check_word(self, address):
+        """As on a GPU, a stream cannot read or write words of pools and of pageable memory."""
+        if self._kind(address) is PointerKind.PAGEABLE or self._pooled(address):
+            raise self.error("INVALID_VALUE", "cuStreamValue")
 
     def host_function(self, stream, function, *, once=True):
         def run():
@@ -285,10 +294,24 @@ class FakeCuda:
         if nbytes > 6 << 30:
             raise self.error("OUT_OF_MEMORY", "cuMemAllocFromPoolAsync")
         self.pool_bytes += nbytes
-        return self._new(nbytes, PointerKind.DEVICE)
+        address = self._new(nbytes, PointerKind.DEVICE)
+        self.pooled[address] = nbytes
+        return address
 
     def free(self, address, stream):
         self.pool_bytes -= self._drop(address)[0]
+        del self.pooled[address]
+
+    def set_pool_access(self, pool, devices):
+        pool[1][tuple(devices)] = True
+
+    def _pooled(self, address):
+        with self.lock:
+            at = bisect.bisect_right(self.starts, address) - 1
+            return at >= 0 and self.starts[at] in self.pooled
+
+    def in_pool(self, address):
+        return self._pooled(address)
 
     def memory_info(self):
         return 6 << 30, 8 << 30

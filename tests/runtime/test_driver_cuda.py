@@ -103,8 +103,9 @@ import sys
 device = CudaDriver().open()
 kernel = device.load_module(extra_kernel(compile_cubin(sys.argv[1]), "extra_illegal"))
 s = device.create_stream()
+a = device.allocate(64)
 bad = device.launch(s, kernel, (1, 1, 1), args(64), options("bad"))
-behind = device.fill(s, 64, 0, 8, 1)
+behind = device.fill(s, a, 0, 8, 1)
 print(device.wait(bad, 20).value, device.fault(bad).kind.name, device.fault(bad).op)
 print(device.wait(behind, 20).value)
 try:

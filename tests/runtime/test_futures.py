@@ -253,7 +253,7 @@ def test_the_fault_of_a_dropped_future_is_not_lost(hold):
 
 
 @pytest.mark.feature("H9", "cpu")
-def test_f129_the_fault_names_the_op_that_failed_among_many_of_one_submission(hold):
+def test_the_fault_names_the_op_that_failed_among_many_of_one_submission(hold):
     stream = pt.current_device().stream()
     x = pt.ones(8, pt.f32)
 
@@ -355,7 +355,7 @@ def child(code):
 
 
 @pytest.mark.feature("H10", "cpu")
-def test_f101_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
+def test_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
     done = child(
         """
         import asyncio
@@ -375,7 +375,7 @@ def test_f101_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive
 
 
 @pytest.mark.feature("H10", "cpu")
-def test_f100_a_forked_child_is_told_and_frees_nothing():
+def test_a_forked_child_is_told_and_frees_nothing():
     done = child(
         """
         x = pt.full(4, 3, pt.f32)

@@ -102,7 +102,7 @@ def test_a_capture_always_ends(stream):
 
 
 @pytest.mark.feature("H12", "cpu")
-def test_f82_a_graph_owns_what_it_was_recorded_with(stream):
+def test_a_graph_owns_what_it_was_recorded_with(stream):
     def make():
         b = pt.full(4, 5, pt.f32)
         out = pt.zeros(4, pt.f32)
@@ -117,7 +117,7 @@ def test_f82_a_graph_owns_what_it_was_recorded_with(stream):
 
 
 @pytest.mark.feature("H12", "cpu")
-def test_f82_a_buffer_that_was_closed_ends_its_graphs(stream):
+def test_a_buffer_that_was_closed_ends_its_graphs(stream):
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         b, out = heap.zeros((4,), pt.f32), pt.zeros(4, pt.f32)
         graph = pt.op.copy(b.local, to=out).graph_on(stream)
@@ -144,7 +144,7 @@ def test_a_launch_shares_ownership_of_the_graph(stream, hold):
 
 
 @pytest.mark.feature("H12", "cpu")
-def test_f85_replays_take_leases_on_the_stream_that_launches(stream, hold):
+def test_replays_take_leases_on_the_stream_that_launches(stream, hold):
     other = pt.current_device().stream("other")
     x, y = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
     graph = add(y.partition(4), x, x).graph_on(stream, "the graph")
@@ -258,7 +258,7 @@ def test_a_fault_in_a_replay_names_the_node_and_the_graph_can_go_on(stream):
     assert values(y) == [6] * 4
 
 
-def test_f83_replays_in_any_order_are_right(stream):
+def test_replays_in_any_order_are_right(stream):
     ws = pt.zeros(4, pt.f32)
     x = pt.ones(4, pt.f32)
 
@@ -277,7 +277,7 @@ def test_f83_replays_in_any_order_are_right(stream):
 
 
 @pytest.mark.feature("H16", "cpu")
-def test_f86_memory_allocated_in_a_capture_is_the_graphs(stream):
+def test_memory_allocated_in_a_capture_is_the_graphs(stream):
     device = pt.current_device()
     gc.collect()
     before = device.memory().in_use
@@ -292,7 +292,7 @@ def test_f86_memory_allocated_in_a_capture_is_the_graphs(stream):
     assert device.memory().in_use == before
 
 
-def test_f87_a_graph_collected_inside_a_capture_is_destroyed_later(stream):
+def test_a_graph_collected_inside_a_capture_is_destroyed_later(stream):
     device = pt.current_device()
     old = doubled(pt.ones(4, pt.f32)).graph_on(stream)
     circle = [old]

@@ -100,7 +100,7 @@ def test_an_event_orders_work_of_two_streams(streams, hold):
 
 
 @pytest.mark.feature("H11", "cpu")
-def test_f53_f54_events_mean_their_last_record_and_one_per_stream_is_needed(streams, hold):
+def test_events_mean_their_last_record_and_one_per_stream_is_needed(streams, hold):
     a, b = streams
     c = pt.current_device().stream("c")
     event = pt.Event(pt.current_device())
@@ -122,7 +122,7 @@ def test_f53_f54_events_mean_their_last_record_and_one_per_stream_is_needed(stre
 
 
 @pytest.mark.feature("H11", "cpu")
-def test_f90_leases_outlive_forgotten_futures_and_errors(streams, hold):
+def test_leases_outlive_forgotten_futures_and_errors(streams, hold):
     a, b = streams
     x = pt.zeros(4, pt.f32)
 
@@ -153,7 +153,7 @@ def test_an_op_that_may_choose_follows_what_it_needs(streams, hold):
 
 
 @pytest.mark.feature("H7", "cpu")
-def test_f48_a_channel_is_on_one_stream_at_a_time(streams, hold):
+def test_a_channel_is_on_one_stream_at_a_time(streams, hold):
     a, b = streams
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         ready, second = heap.signal(slots=4), heap.signal(slots=4)
@@ -245,7 +245,7 @@ def test_partition_does_not_consume():
 
 
 @pytest.mark.feature("H11", "cpu")
-def test_f98_the_host_waits_for_what_it_reads_and_writes(streams, hold):
+def test_the_host_waits_for_what_it_reads_and_writes(streams, hold):
     a, _ = streams
     x = pt.zeros(4, pt.f32)
     word = pt.zeros(1, pt.u32)

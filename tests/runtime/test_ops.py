@@ -119,7 +119,7 @@ def test_a_host_function_that_raises_is_a_fault_that_names_it():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_f51_a_runtime_call_inside_a_completion_callback_is_refused_and_a_hand_over_is_fine():
+def test_a_runtime_call_inside_a_completion_callback_is_refused_and_a_hand_over_is_fine():
     x = pt.zeros(4, pt.f32)
     with pytest.raises(UsageError) as caught:
         pt.op.host(lambda: pt.op.fill(x, 1).sync()).sync()

@@ -21,6 +21,7 @@ from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
 from peertile.direct import fingerprint
 from peertile.errors import ArgumentError, PeerFailed, UnsupportedError
+from peertile.ir.core import Kernel
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.sim.binary import compile_function
@@ -39,9 +40,10 @@ class CannotCheck(UnsupportedError):
 
 
 class SimCompiler:
-    """Compiles kernels for the machine, each once however often ranks and schedules ask."""
+    """Compiles kernels for the machine, each once however often ranks and schedules ask. `change` makes mutants."""
 
-    def __init__(self) -> None:
+    def __init__(self, change: Callable[[Kernel], Kernel] | None = None) -> None:
+        self._change = change
         self._made: dict[Any, Any] = {}
         self.order_faults: dict[str, str] = {}
 
@@ -58,8 +60,11 @@ class SimCompiler:
             found = self._made[key] = self._make(fn, name, unsafe, types, consts, grid_rank, groups)
         return found
 
-    def _make(self, *args: Any) -> Any:
-        made = compile_function(*args)
+    def _make(
+        self, fn: Any, name: str, unsafe: bool, types: dict[str, Any], consts: dict[str, Any], grid_rank: int,
+        groups: dict[str, int] | None,
+    ) -> Any:  # fmt: skip
+        made = compile_function(fn, name, unsafe, types, consts, grid_rank, groups, self._change)
         for fault in made.binary.order_faults:  # type: ignore[attr-defined]
             self.order_faults[str(fault.loc)] = fault.message
         return made
@@ -71,11 +76,12 @@ class ProgramCase(Case):
     def __init__(
         self, program: Path | Callable[..., Any], ranks: int, *, arguments: dict[str, Any] | None = None,
         argv: list[str] | None = None, resident: int | None = None, max_steps: int = 2_000_000,
+        change: Callable[[Kernel], Kernel] | None = None,
     ) -> None:  # fmt: skip
         self.program = program
         self.arguments = arguments
         self.argv = argv or []
-        self.compiler = SimCompiler()
+        self.compiler = SimCompiler(change)
         self.output = ""
         self._code: CodeType | None = None
         if isinstance(program, Path):

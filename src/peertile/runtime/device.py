@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class Device:
         self.compiler: Any = None
         """What kernels launched here are compiled with; None for the compiler of the device's target."""
         self.open_captures = 0
-        self._graveyard: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._graveyard: deque[tuple[str, Any]] = deque()
         self._names = itertools.count(1)
         self._closed = False
         self._lock = threading.RLock()
@@ -99,8 +98,9 @@ class Device:
             self.driver.close()
             self._closed = True
 
-    def discard(self, destroy: Callable[[Any], None], handle: Any) -> None:
-        """Destroy a driver's handle later: called by finalisers, which may run inside a capture or a lock."""
+    def discard(self, destroy: str, handle: Any) -> None:
+        """Destroy a handle later, with the driver's function of that name: called by finalisers, which may run
+        inside a capture, a lock or a forked child."""
         self._graveyard.append((destroy, handle))
 
     def drain(self) -> None:
@@ -111,7 +111,7 @@ class Device:
             except IndexError:  # another thread was faster
                 return
             if not self._closed:
-                destroy(handle)
+                getattr(self.driver, destroy)(handle)
 
     # ---------------------------------------------------------------- tensors
 

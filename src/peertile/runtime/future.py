@@ -30,6 +30,10 @@ __all__ = ["DeviceFuture"]
 
 T = TypeVar("T")
 
+_RETIRE_AT = 16
+"""Submissions on a stream from which on each new one lets go of those that are over: asking costs as much as
+enqueueing."""
+
 
 class DeviceFuture(Generic[T]):
     """An operation on its way: made by `op.schedule(policy)` (not submitted before the first poll) and by
@@ -94,7 +98,8 @@ class DeviceFuture(Generic[T]):
             return
         outside_execution(op.name)
         stream = self._stream or op._pick(self._policy)
-        stream.retire()
+        if len(stream.inflight) >= _RETIRE_AT:
+            stream.retire()
         context = ExecutionContext(op.name, stream, on_caller=on_caller)
         self._op = None
         stream.admit(context)

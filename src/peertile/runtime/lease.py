@@ -86,14 +86,17 @@ class LeaseTable:
                 storage = use.storage
                 if storage.closed is not None:
                     storage.check_alive(name)
-                if storage.leases:
+                holders = storage.holders
+                if holders and (len(holders) > 1 or stream not in holders):
                     self._check(storage, use, lease)
                 if storage.borrows and use.exclusive:
                     check_unique(use, f"{name} on {stream.name} ({describe(site)})")
             for use in uses:
-                use.storage.leases.append(lease)
+                storage = use.storage
+                storage.leases.append(lease)
+                storage.holders[stream] = storage.holders.get(stream, 0) + 1
                 if use.channel:
-                    use.storage.channel_stream = stream
+                    storage.channel_stream = stream
         return lease
 
     def release(self, leases: Sequence[Lease]) -> None:
@@ -101,9 +104,16 @@ class LeaseTable:
         with self.lock:
             for lease in leases:
                 for use in lease.uses:
-                    held = use.storage.leases
-                    if lease in held:
-                        held.remove(lease)
+                    storage = use.storage
+                    try:
+                        storage.leases.remove(lease)  # near the front: work ends in the order it was enqueued
+                    except ValueError:
+                        continue
+                    left = storage.holders[lease.stream] - 1
+                    if left:
+                        storage.holders[lease.stream] = left
+                    else:
+                        del storage.holders[lease.stream]
 
     def conflicting_stream(self, uses: Sequence[Use]) -> Stream | None:
         """A stream whose running work conflicts with `uses`: an operation that may choose goes there."""

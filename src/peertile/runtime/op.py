@@ -129,7 +129,7 @@ class DeviceOp(Generic[T]):
             )
         return self._execute(context)
 
-    def _start(self, context: ExecutionContext, doing: str = "the execution of") -> T:
+    def _start(self, context: ExecutionContext, doing: str = "the execution of another operation") -> T:
         """Execute as the outermost operation, under the thread's execution lock. The op is spent already."""
         if self.device is not context.device:
             raise ArgumentError(
@@ -137,7 +137,7 @@ class DeviceOp(Generic[T]):
                 f"{context.device.name}; run it on its own device"
             )
         before = execution.inside
-        execution.inside = f"{doing} {self.name}"
+        execution.inside = doing
         try:
             return self._execute(context)
         finally:
@@ -284,7 +284,7 @@ class DeviceOp(Generic[T]):
         recording.begin()
         try:
             context = ExecutionContext(self.name, stream, on_caller=False, recording=recording)
-            result = self._start(context, "the capture of")
+            result = self._start(context, f"the capture of {self.name}")
         except BaseException:
             recording.drop()
             raise

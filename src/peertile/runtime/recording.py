@@ -97,7 +97,7 @@ class Recording:
         # A collection may happen inside another capture, whose driver must not see this call: it is put off.
         with contextlib.suppress(AttributeError, TypeError):
             if self.handle is not None:
-                self.stream.device.discard(self.stream.device.driver.destroy_graph, self.handle)
+                self.stream.device.discard("destroy_graph", self.handle)
 
 
 def merge_uses(uses: list[Use]) -> list[Use]:

@@ -52,6 +52,7 @@ class Storage:
         "channel_stream",
         "closed",
         "device",
+        "holders",
         "leases",
         "name",
         "nbytes",
@@ -74,6 +75,8 @@ class Storage:
         self.name = name
         self.owner = owner
         self.leases: list[Lease] = []
+        self.holders: dict[Stream, int] = {}
+        """How many of the leases are on each stream: work of one stream needs no look at them."""
         self.borrows: dict[int, weakref.ref[Borrow]] = {}
         self.channel_stream: Stream | None = None
         """Where the words of a channel were used last: operations that name no stream follow."""

@@ -68,7 +68,7 @@ class Stream:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, TypeError):
-            self.device.discard(self.device.driver.destroy_stream, self.handle)
+            self.device.discard("destroy_stream", self.handle)
 
     def sync(self, timeout_s: float | None = None) -> None:
         """Wait until everything enqueued has run. DeviceFault if the stream has failed and nobody was told yet;
@@ -179,7 +179,7 @@ class Event:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, TypeError):
-            self.device.discard(self.device.driver.destroy_event, self.handle)
+            self.device.discard("destroy_event", self.handle)
 
     def record(self, stream: Stream) -> Ticket:
         """Let the event mean this point of `stream`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, cast
@@ -45,13 +46,16 @@ def compile_function(
     consts: dict[str, Any],
     grid_rank: int = 1,
     groups: dict[str, int] | None = None,
+    change: Callable[[Kernel], Kernel] | None = None,
 ) -> Compiled:
-    """As `peertile.compiler.compile_function`, for the simulator. Rules of memory order do not refuse a kernel."""
+    """As `peertile.compiler.compile_function`, for the simulator. Rules of memory order do not refuse a kernel.
+
+    `change` gets the kernel behind the passes and gives the one that runs: how mutants of it are made."""
     kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=grid_rank, groups=groups)
     source = print_kernel(kernel)
     faults = tuple(order_faults(kernel))
     kernel = run_pipeline(kernel, order_rules=False)
-    return compiled(kernel, types, source, faults)
+    return compiled(kernel if change is None else change(kernel), types, source, faults)
 
 
 def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: tuple[OrderFault, ...] = ()) -> Compiled:

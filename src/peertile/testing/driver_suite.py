@@ -80,12 +80,15 @@ def read_words(device: DriverDevice, stream: StreamHandle, address: int, count: 
 def holding(device: DriverDevice, stream: StreamHandle) -> Iterator[None]:
     """What is enqueued on the stream inside the block does not run before the block ends."""
     other = device.create_stream()
-    word = words(device, other, [0])
-    device.wait_value(stream, word, 1, 64, Cmp.EQ, timeout_ns=30 * _SECOND, name="hold")
+    # A word of a segment, as signals are: on a GPU the wait then occupies no multiprocessor.
+    segment, word = device.create_segment(64)
+    held = device.wait_value(stream, word, 1, 64, Cmp.EQ, timeout_ns=30 * _SECOND, name="hold")
     try:
         yield
     finally:
         device.wait(device.write_value(other, word, 1, 64))
+        device.wait(held, 5)
+        device.free_segment(segment)
 
 
 def options(name: str, *, timeout_s: float = 20, abort: int = 0) -> LaunchOptions:

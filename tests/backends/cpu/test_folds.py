@@ -151,3 +151,23 @@ def test_sorting_is_stable_and_puts_nan_at_the_top(d, descending):
             want = sorted(range(31, -1, -1), key=rank)[::-1]
         assert order[row].tolist() == want
         assert (keys[row].view(f"u{x.itemsize}") == x[row][order[row]].view(f"u{x.itemsize}")).all()
+
+
+def test_an_operand_written_in_place_is_not_one_that_is_still_to_be_read():
+    # Found by a random kernel: `rest` is computed after the product and the insertion that write over `x`.
+    x, y = (RNG.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
+
+    def build(k, t, u):
+        a = k.mul(t, u)
+        rest = k.sub(a, t)
+        piece = k.full(3.0, f32, (4, 16))
+        pasted = k.value(ops.Insert, (a, piece, k.const(1), k.const(0)), a.type)
+        b = k.mul(u, u)
+        other = k.sub(b, t)
+        product = k.mma(k.full(0.0, f32, (16, 16)), u, b)
+        return [pasted, rest, product, other]
+
+    pasted, rest, _, other = both([TileType(f32, (16, 16))] * 4, build, x, y)
+    assert (pasted[4:8] == 3).all()
+    assert (rest == x * y - x).all()
+    assert (other == y * y - x).all()

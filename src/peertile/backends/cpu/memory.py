@@ -8,7 +8,7 @@ from peertile.backends.cpu.atomics import atomic_rmw
 from peertile.backends.cpu.evaluate import ORIGIN, Coordinate, Evaluator, Mode, counted_loop
 from peertile.backends.cpu.groups import StoreSink, tile_access
 from peertile.backends.cpu.lower import Lowering, Record, Symmetric, lowers
-from peertile.backends.cpu.nodes import BufferNode, Cell, LoadNode, Node, ScalarNode, View, resolve
+from peertile.backends.cpu.nodes import BufferNode, LoadNode, Node, ScalarNode, View, resolve
 from peertile.backends.cpu.reads import buffers_below
 from peertile.ir import ops
 from peertile.ir.core import Op, Value
@@ -134,9 +134,8 @@ def writable(lo: Lowering, op: Op, value: Value) -> BufferNode:
         others = [n for v, n in lo.live() if v is not value]
         if not any(node.buffer in buffers_below(n, set()) for n in others):
             return node
-    if later or isinstance(node, BufferNode | Cell) or op.operands.count(value) > 1:
-        copy = lo.tile_buffer(node.dtype, node.shape)
-        lo.keep_into(node, copy)
-        lo.flush()
-        return copy
-    return lo.keep_now(node)
+    # Into scratch of its own, which the operand's node is not bound to: tiles not computed yet may still read that.
+    copy = lo.tile_buffer(node.dtype, node.shape)
+    lo.keep_into(node, copy)
+    lo.flush()
+    return copy

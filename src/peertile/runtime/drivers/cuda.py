@@ -7,7 +7,12 @@ Longer than most modules, because the protocol is one flat table of functions.
 
 Where this driver differs from the protocol's letter: an operation that was enqueued before the host saw an earlier
 one of its stream fail, or that is a node behind a faulted node of a graph, may have run. It is reported SKIPPED all
-the same, and what it wrote counts as undefined.
+the same, and what it wrote counts as undefined. Loading a module waits for kernels that run, which the NVIDIA driver
+does not let us avoid: load (`KernelFunction.warm_up`) before launching what waits.
+
+Which memory operations take: copies any, pageable memory of the host through pinned blocks; fills and values memory
+of a device, segments and pinned memory, else ArgumentError; an abort word may also be in shared memory of the host,
+whose page is then registered.
 """
 
 from __future__ import annotations
@@ -159,7 +164,19 @@ class CudaDevice(DriverDevice):
             )
             self._max_shared = api.attribute(self.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.default_share = self.capabilities.shares[0]
+        self._meet_peers()
         _devices.add(self)
+
+    def _meet_peers(self) -> None:
+        """Copies between the devices of this process need each to reach the other's pool."""
+        for other in list(_devices):
+            if other._closed or other.lost is not None or other.ordinal == self.ordinal:
+                continue
+            with _Using(self) as api:
+                both = ((self.handle, other.handle), (other.handle, self.handle))
+                if all(api.can_access_peer(*pair) for pair in both):
+                    api.set_pool_access(self.heap.pool, [other.handle])
+                    api.set_pool_access(other.heap.pool, [self.handle])
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -506,13 +523,17 @@ class CudaDevice(DriverDevice):
             raise ArgumentError(f"width: expected 1, 2, 4 or 8 bytes, got {width}")
         if count < 0:
             raise ArgumentError(f"count: expected an integer >= 0, got {count}")
-        return self._submit(stream, Fill(name, dst, pattern, width, count) if count else Nothing(name))
+        if count == 0:
+            return self._submit(stream, Nothing(name))
+        self._place("dst", dst, "fill an array of the host there, or allocate_host")
+        return self._submit(stream, Fill(name, dst, pattern, width, count))
 
     def write_value(
         self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
     ) -> Ticket:
         check_word(address, width)
-        return self._submit(stream, WriteValue(name, address, value, width))
+        by_kernel = self._by_kernel(address)
+        return self._submit(stream, WriteValue(name, address, value, width, by_kernel=by_kernel))
 
     def wait_value(
         self,
@@ -529,7 +550,27 @@ class CudaDevice(DriverDevice):
     ) -> Ticket:
         check_word(address, width)
         abort = self._word_address(abort_address) if abort_address else 0
-        return self._submit(stream, WaitWord(name, address, value, width, cmp, timeout_ns, abort, signed=signed))
+        by_kernel = self._by_kernel(address)
+        return self._submit(
+            stream,
+            WaitWord(name, address, value, width, cmp, timeout_ns, abort, signed=signed, by_kernel=by_kernel),
+        )
+
+    def _place(self, role: str, address: int, instead: str) -> None:
+        """ArgumentError for pageable memory of the host, which only copies take (staged through pinned blocks)."""
+        with _Using(self) as api:
+            if api.pointer_kind(address) is PointerKind.PAGEABLE:
+                raise ArgumentError(
+                    f"{role}: expected memory of a device, a segment, or pinned memory of the host, got {address:#x}, "
+                    f"which is pageable or nobody's; {instead}"
+                )
+
+    def _by_kernel(self, address: int) -> bool:
+        """Whether a kernel has to read or write the word: streams refuse memory of pools, which `allocate` gives.
+        Words of segments and pinned words are read and written by the stream itself."""
+        self._place("address", address, "put the word into memory of the device or of allocate_host")
+        with _Using(self) as api:
+            return api.in_pool(address)
 
     def _word_address(self, address: int) -> int:
         """Where the device sees a word that may be in shared memory of the host, which is then registered."""

@@ -88,7 +88,17 @@ class CudaApi:
         self._calls: dict[int, tuple[Callable[[], None], bool]] = {}  # key -> (function, once)
         self._keys = itertools.count(1)
         self._trampoline = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._dispatch)
-        self._trampoline_address = ctypes.cast(self._trampoline, ctypes.c_void_p).value or 0
+        # Not through the bindings: they free what they wrap a host function in after its first call, so that the
+        # second replay of a graph that has one would run into freed memory.
+        try:
+            self._launch_host: Any = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        except (OSError, AttributeError) as error:
+            raise UnsupportedError(
+                f"cuda: libcuda.so.1 cannot be loaded ({error}); install the NVIDIA driver, or add its folder to "
+                "LD_LIBRARY_PATH"
+            ) from error
+        self._launch_host.argtypes = [ctypes.c_void_p, type(self._trampoline), ctypes.c_void_p]
+        self._launch_host.restype = ctypes.c_int
         self.host_threads: set[int] = set()
         """Threads that are inside a host function now: no driver call is allowed on them."""
 
@@ -243,7 +253,8 @@ class CudaApi:
         key = next(self._keys)
         self._calls[key] = (function, once)
         try:
-            self._ok("cuLaunchHostFunc", self._d.cuLaunchHostFunc(stream, self._trampoline_address, key))
+            code = self._launch_host(int(stream), self._trampoline, key)
+            self._ok("cuLaunchHostFunc", (self._d.CUresult(code),))
         except BaseException:
             del self._calls[key]
             raise
@@ -323,6 +334,12 @@ class CudaApi:
         if kind == 0:
             return PointerKind.PAGEABLE
         return PointerKind.PINNED if kind == int(d.CUmemorytype.CU_MEMORYTYPE_HOST) else PointerKind.DEVICE
+
+    def in_pool(self, address: int) -> bool:
+        """Whether the byte belongs to a memory pool: operations of streams on values refuse such memory."""
+        attribute = self._d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+        result = self._d.cuPointerGetAttribute(attribute, address)
+        return result[0] == 0 and int(result[1]) != 0
 
     def accessible(self, address: int) -> bool:
         """Whether kernels of the current context can access the byte there."""

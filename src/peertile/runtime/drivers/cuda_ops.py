@@ -224,14 +224,17 @@ class Fill(Op):
 
 
 class WriteValue(Op):
-    __slots__ = ("address", "value", "width")
+    """A store of a word: by the stream itself, or by a kernel of one thread (in a graph, and where `by_kernel`)."""
 
-    def __init__(self, name: str, address: int, value: int, width: int) -> None:
+    __slots__ = ("address", "by_kernel", "value", "width")
+
+    def __init__(self, name: str, address: int, value: int, width: int, *, by_kernel: bool) -> None:
         super().__init__(name)
         self.address, self.value, self.width = address, low_bits(value, width), width
+        self.by_kernel = by_kernel
 
     def issue(self, target: Target) -> Any:
-        if target.in_graph:
+        if target.in_graph or self.by_kernel:
             params = target.params.pack(self.address, self.value, self.width)
             target.api.launch(target.device.kernels["peertile_write"], 1, 1, 0, target.cu, params, False)
         else:
@@ -243,26 +246,29 @@ class WaitWord(Op):
     """A bounded wait on a word.
 
     In a stream, EQ and AT_LEAST are waits of the stream itself: they take no multiprocessor, and the device's pump
-    ends them at the bound or on abort (issued: its watch). Everything else is a kernel of one thread that polls
-    (issued: its slot); it occupies a place that a launch of all multiprocessors may be waiting for.
+    ends them at the bound or on abort (issued: its watch). Everything else, and a wait on memory that the stream
+    cannot read itself (`by_kernel`), is a kernel of one thread that polls (issued: its slot); it occupies a place
+    that a launch of all multiprocessors may be waiting for.
     """
 
-    __slots__ = ("abort", "address", "cmp", "signed", "timeout_ns", "value", "width")
+    __slots__ = ("abort", "address", "by_kernel", "cmp", "signed", "timeout_ns", "value", "width")
 
     may_block = True
     touches_host = True
 
     def __init__(
-        self, name: str, address: int, value: int, width: int, cmp: Cmp, timeout_ns: int, abort: int, *, signed: bool
-    ) -> None:
+        self, name: str, address: int, value: int, width: int, cmp: Cmp, timeout_ns: int, abort: int, *, signed: bool,
+        by_kernel: bool,
+    ) -> None:  # fmt: skip
         super().__init__(name)
         self.address, self.width, self.cmp, self.signed = address, width, cmp, signed
+        self.by_kernel = by_kernel
         self.value = value
         self.timeout_ns = min(timeout_ns, MAX_NS)
         self.abort = abort
 
     def issue(self, target: Target) -> Any:
-        if not target.in_graph and self.cmp in (Cmp.EQ, Cmp.AT_LEAST):
+        if not target.in_graph and not self.by_kernel and self.cmp in (Cmp.EQ, Cmp.AT_LEAST):
             value = low_bits(self.value, self.width)
             target.api.wait_value(target.cu, self.address, value, self.width, equal=self.cmp is Cmp.EQ)
             assert isinstance(target, CudaStream)

@@ -1,0 +1,35 @@
+"""Two kernels whose programs wait, one of many small programs and one of few, started together in either order:
+each launch has places of its own, so none starves the other."""
+
+import pytest
+from host_cases import device, values
+
+import peertile as pt
+import peertile.language as T
+
+
+@pt.kernel
+def schedulers(word: T.Peer):
+    i = T.program_id(0)
+    T.st(word.local, T.i32(1), index=(1 + i,), order=T.release)
+    T.wait_eq(word.local, T.i32(1), index=(0,))
+
+
+@pt.kernel
+def workers(word: T.Peer, count: T.i64):
+    for k in T.range(count):
+        T.wait_eq(word.local, T.i32(1), index=(1 + k,))
+    T.sync_programs()
+    T.st(word.local, T.i32(1), index=(0,), order=T.release)
+
+
+@pytest.mark.parametrize("workers_first", [True, False])
+def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        word = heap.zeros((300,), pt.i32)
+        a, b = device().stream(), device().stream()
+        launches = [(workers.grid(7)(word, 256), a), (schedulers.grid(256)(word), b)]
+        futures = [op.submit(s) for op, s in (launches if workers_first else reversed(launches))]
+        for future in futures:
+            future.wait(30)
+        assert sum(values(word.local)) == 257

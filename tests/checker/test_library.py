@@ -1,0 +1,133 @@
+"""The collectives of the library on the simulated machine: no false report, right values, and mutants are noticed."""
+
+import numpy as np
+import pytest
+
+import peertile as pt
+from peertile.checker.check import check
+from peertile.checker.program import ProgramCase
+from peertile.ir.core import Kernel, Op
+from peertile.library.collectives import Collectives
+from peertile.library.selection import Algorithm
+from peertile.sim.explore import explore
+from peertile.testing.fences import Change, changed, ordering_ops
+
+NAMES = [
+    *(f"all_reduce {a.value}" for a in Algorithm),
+    "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "barrier", "all_gather_v",
+]  # fmt: skip
+
+
+def size_of(name: str) -> int:
+    """Elements: several tiles and chunks where the algorithm allows them."""
+    return {"all_reduce one_shot": 400, "all_reduce flagged": 200}.get(name, 6000)
+
+
+def values(rank: int, n: int) -> np.ndarray:
+    return (np.arange(n) % 7 + rank).astype(np.float32)
+
+
+def collective(name: str, n: int = 100, programs: int | None = 2, turns: int = 2):
+    """A program that makes a collective `turns` times, the input written anew in between."""
+
+    def main(group) -> None:
+        size, me = group.size, group.rank
+        with Collectives(group, programs=programs, slot_bytes=4096) as c:
+            for turn in range(turns):
+                mine, all_of = values(me + turn, n), [values(r + turn, n) for r in range(size)]
+                x = pt.asarray(mine)
+                if name.startswith("all_reduce"):
+                    out = c.all_reduce(x, algorithm=Algorithm(name.split()[1])).sync().numpy()
+                    assert np.array_equal(out, sum(all_of))
+                elif name == "reduce_scatter":
+                    out = c.reduce_scatter(pt.asarray(np.tile(mine, size))).sync().numpy()
+                    assert np.array_equal(out.ravel(), sum(all_of))
+                elif name == "all_gather":
+                    out = c.all_gather(x).sync().numpy()
+                    assert np.array_equal(out.ravel(), np.concatenate(all_of))
+                elif name == "all_to_all":
+                    out = c.all_to_all(pt.asarray(np.tile(mine, size))).sync().numpy()
+                    assert np.array_equal(out.ravel(), np.concatenate(all_of))
+                elif name == "broadcast":
+                    out = c.broadcast(x, root=size - 1).sync().numpy()
+                    assert np.array_equal(out, all_of[-1])
+                elif name == "reduce":
+                    c.reduce(x, root=0).sync()
+                elif name == "barrier":
+                    c.barrier().sync()
+                else:
+                    counts = [n + r for r in range(size)]
+                    c.all_gather_v(pt.asarray(values(me, counts[me])), counts).sync()
+
+    return main
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.feature("A1", "sim")
+def test_collectives_are_clean_on_two_ranks(name: str) -> None:
+    report = check(collective(name), 2, schedules=2)
+    assert report.clean, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_collectives_are_clean_on_three_ranks(name: str) -> None:
+    report = check(collective(name), 3, schedules=12 if name != "all_reduce flagged" else 2)
+    assert report.clean, str(report)
+    assert report.exploration.unconfirmed == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_collectives_are_clean_on_many_schedules(name: str, ranks: int) -> None:
+    report = check(collective(name, size_of(name), turns=4), ranks, schedules=1000)
+    assert report.clean, str(report)
+
+
+def survivors(name: str, ranks: int = 2, schedules: int = 10) -> tuple[int, list[str], list[str]]:
+    """How many mutants the kernels of a collective have, those that nothing is reported of, and operations that the
+    program does not come to at this size."""
+    n = size_of(name)
+    found: dict[str, list[Op]] = {}
+
+    def look(kernel: Kernel) -> Kernel:
+        found[kernel.name] = ordering_ops(kernel)
+        return kernel
+
+    base = ProgramCase(collective(name, n, turns=5), ranks, change=look)
+    base.traced = True
+    outcome = base.run()
+    assert outcome.verdict is None
+    assert outcome.machine.trace is not None
+    reached = {event.loc for event in outcome.machine.trace.events}
+    total, missed, idle = 0, [], []
+    for kernel_name, operations in found.items():
+        for index, op in enumerate(operations):
+            if op.loc not in reached:
+                idle.append(f"{kernel_name}: {op.NAME} {index}")
+                continue
+            for change in Change:
+                if change is Change.DELETE and op.results:
+                    continue  # its value may be used
+
+                def mutate(kernel: Kernel) -> Kernel:
+                    if kernel.name != kernel_name:  # noqa: B023 (used within this trip alone)
+                        return kernel
+                    return changed(kernel, [(index, change)])  # noqa: B023
+
+                total += 1
+                case = ProgramCase(collective(name, n, turns=5), ranks, change=mutate)
+                if explore(case, schedules, shrinks=0).clean:
+                    missed.append(f"{kernel_name}: {change.value} {op.NAME} {index} at {op.loc}")
+    return total, missed, idle
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "all_reduce flagged"])
+def test_mutants_of_collectives_are_reported(name: str) -> None:
+    total, missed, _ = survivors(name)
+    assert total
+    assert missed == []
