@@ -79,19 +79,23 @@ def _insert(e: Emitter, op: ops.Insert) -> None:
     x, piece = tile_of(op.operands[0]), tile_of(op.operands[1])
     whole = _carried(e.typed(op.operands[0]), x.dtype)
     text = _carried(e.typed(op.operands[1]), x.dtype)
-    shape, inside = list(piece.shape), []
+    inside = []
+    # Not by gathers, one axis after the other: Triton's choice of layouts for such a chain does not come to an end.
+    one, many = [], []
     for axis, (n, size) in enumerate(zip(x.shape, piece.shape, strict=True)):
         if n == size:
+            one.append(n)
+            many.append(n)
             continue
-        shape[axis] = n
+        one += [1, size]
+        many += [n // size, size]
         number = _number(e, op.operands[2 + axis], n // size)
         inside.append(expand(f"(tl.arange(0, {n}) // {size} == {number})", axis, x.rank))
-        text = e.let_own(
-            "part", _along(e, text, _line(n, axis, tuple(shape), f"(tl.arange(0, {n}) & {size - 1})"), axis)
-        )
     if not inside:
         e.alias(op.result, op.operands[1])
         return
+    text = f"tl.broadcast_to(tl.reshape({text}, {shape_text(tuple(one))}), {shape_text(tuple(many))})"
+    text = e.let_own("part", f"tl.reshape({text}, {shape_text(x.shape)})")
     e.define(op.result, _arrived(f"tl.where({' & '.join(inside)}, {text}, {whole})", x.dtype))
 
 

@@ -292,6 +292,8 @@ class SimDevice(DriverDevice):
         result = stream.result(ticket.sequence)
         machine = self.machine
         host = machine.host
+        if machine.stopping:
+            return result.status
         if host is not None:
             host.step()
             if result.status is Status.PENDING:

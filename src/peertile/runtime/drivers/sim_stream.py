@@ -169,6 +169,11 @@ class SimStream(StreamHandle, Stream):
         if found is None:
             found = Result()
             found.status = Status.DONE
+        if found.status is Status.PENDING and self.machine.stopping:
+            # The run ended before the operation did: whoever still holds its ticket must not wait for it.
+            found.status = Status.SKIPPED
+            name = self.operations[sequence].name
+            found.record = FaultRecord(FaultKind.ABORTED, name, sequence)
         return found
 
     def take(self) -> FaultRecord | None:
