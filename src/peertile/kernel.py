@@ -581,18 +581,22 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
 
     @property
     def name(self) -> str:
+        """Names the operation in errors."""
         return self.kernel.name
 
     @property
     def device(self) -> Device:
+        """The device it runs on."""
         return self.bound.device
 
     @property
     def arity(self) -> int | None:
+        """Number of results: one for each parameter."""
         return len(self.kernel.params)
 
     @property
     def is_unit(self) -> bool:
+        """Whether `Graph.update` takes it."""
         return True
 
     def compiled(self) -> Specialization:

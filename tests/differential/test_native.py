@@ -44,6 +44,12 @@ def draw(kernel, table):
                 table[f"{op.NAME} {op.attrs[name].value}"] += 1
 
 
+@pytest.mark.parametrize("seed", [114])
+def test_random_kernels_that_once_differed(seed):
+    """114: a splat kept in scratch by one arm of an `if` was read from there by the other."""
+    compare(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_random_kernels_agree_with_their_meaning(chunk):

@@ -27,6 +27,8 @@ class TestSim(DriverSuite):
 
 for name in WITHOUT_THREADS:
     setattr(TestSim, name, None)
+for name in ("test_a_grid_barrier_passes_with_all_programs_resident", "test_scratch_is_private_and_aligned"):
+    setattr(TestSim, name, pytest.mark.slow(getattr(DriverSuite, name)))  # thousands of programs
 
 
 def test_callbacks_see_what_came_before_them() -> None:

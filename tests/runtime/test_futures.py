@@ -200,7 +200,7 @@ def test_nothing_is_submitted_before_the_first_poll():
     future = pt.op.fill(x, 1).schedule()
     del future
     gc.collect()
-    assert pt.live_submissions() == 0
+    assert pt.live_submissions(pt.current_device()) == 0
     future = pt.op.fill(x, 2).schedule()
     assert (values(x), future.is_submitted, future.is_done(), future.stream) == ([0] * 4, False, False, None)
     future.poll()
@@ -233,7 +233,7 @@ def test_a_dropped_future_keeps_memory_and_leases_until_the_work_is_over(hold):
         del future, x
         gc.collect()
         assert gone() is not None
-        assert pt.live_submissions() >= 2
+        assert pt.live_submissions(pt.current_device()) >= 2
     stream.sync()
     assert device.memory().in_use == before
     gc.collect()

@@ -202,7 +202,7 @@ def check(device, plan, path):
         asyncio.run(world.run(plan))
         for tensor, numbers in zip(world.tensors, world.numbers, strict=True):
             np.testing.assert_array_equal(tensor.numpy(), numbers)
-        assert pt.live_submissions() == 0
+        assert pt.live_submissions(pt.current_device()) == 0
         del world, tensor
         gc.collect()
         assert device.memory().in_use - start <= 4 * 1024 + 64  # the reactor's words, once
@@ -278,7 +278,7 @@ def test_a_fault_anywhere_is_the_one_error_and_streams_go_on(device, plan, at, p
                     continue
             pt.op.fill(world.tensors[0], 7).sync_on(stream)
         assert (world.tensors[0].numpy() == 7).all()
-        assert pt.live_submissions() == 0
+        assert pt.live_submissions(pt.current_device()) == 0
     finally:
         pt.use_device(None)
         configuration._current = before

@@ -45,6 +45,13 @@ def _signed(d: DType) -> np.dtype[Any]:
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+
+def _sigmoid(x: Array) -> Array:
+    """By the exponential of -|x|, which cannot overflow: exact to the end of the small numbers."""
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, e, 1.0) / (1.0 + e))
+
+
 _UNARY: Final[dict[Unary, Callable[[Array], Array]]] = {
     Unary.EXP: np.exp,
     Unary.EXP2: np.exp2,
@@ -59,7 +66,7 @@ _UNARY: Final[dict[Unary, Callable[[Array], Array]]] = {
     Unary.COSH: np.cosh,
     Unary.TANH: np.tanh,
     Unary.ERF: lambda x: np.asarray(_erf(x), np.float64),
-    Unary.SIGMOID: lambda x: 1 / (1 + np.exp(-x)),
+    Unary.SIGMOID: _sigmoid,
     Unary.FLOOR: np.floor,
     Unary.CEIL: np.ceil,
     Unary.ROUND: np.rint,

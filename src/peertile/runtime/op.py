@@ -445,14 +445,17 @@ class SharedOp(DeviceOp[T]):
 
     @property
     def name(self) -> str:
+        """Names the operation in errors."""
         return self._shared.op.name
 
     @property
     def device(self) -> Device:
+        """The device it runs on."""
         return self._shared.op.device
 
     @property
     def arity(self) -> int | None:
+        """Number of results, where it is known before the operation runs."""
         return self._shared.op.arity
 
     def preferred_stream(self) -> Stream | None:

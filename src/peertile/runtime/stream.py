@@ -133,14 +133,15 @@ class Stream:
             return len(inflight)
 
 
-def live_submissions() -> int:
-    """Number of submissions that are still running, after releasing those that are not.
+def live_submissions(device: Device | None = None) -> int:
+    """Number of submissions (of `device`, or of all) still running, after releasing those that are not.
 
-    >>> from peertile.runtime.stream import live_submissions
-    >>> live_submissions()
+    >>> import peertile as pt
+    >>> pt.live_submissions(pt.current_device())
     0
     """
-    return sum(stream.retire() for stream in list(_live.streams))
+    streams = [s for s in list(_live.streams) if device is None or s.device is device]
+    return sum(stream.retire() for stream in streams)
 
 
 def leaked_submissions() -> int:

@@ -327,9 +327,9 @@ class Lowering:
         node = resolve(node)
         if isinstance(node, BufferNode) and node.is_dense:
             return node
-        sink = KeepSink(node, None, True)
-        if node.block is None:
-            node.block = self.block
+        # A node without a block (a splat, say) may have been made further out than here: others that see it must
+        # not be sent to scratch that only this block fills.
+        sink = KeepSink(node, None, node.block is self.block)
         self.add_sink(sink)
         self.flush()
         assert isinstance(sink.result, BufferNode)
