@@ -68,6 +68,7 @@ from peertile.kernel import KernelFunction, KernelInput, KernelOutput, LaunchOp,
 from peertile.runtime.capture import CaptureScope, capture
 from peertile.runtime.context import ExecutionContext
 from peertile.runtime.device import Device
+from peertile.runtime.driver import DriverKind
 from peertile.runtime.future import DeviceFuture
 from peertile.runtime.op import DeviceOp, Graph, SharedOp, zip
 from peertile.runtime.pool import MemoryPool, PoolStats
@@ -90,6 +91,7 @@ __all__ = [
     "DeviceFault",
     "DeviceFuture",
     "DeviceOp",
+    "DriverKind",
     "Event",
     "ExecutionContext",
     "FrozenTensor",

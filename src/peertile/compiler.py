@@ -1,19 +1,23 @@
 """The whole way from a Python function to a binary. Loaded at the first compilation; runs nothing.
 
-frontend (AST -> IR) -> passes, verified after each -> backend -> Binary.
+frontend (AST -> IR) -> passes, verified after each -> backend -> Binary. The cuda backend is loaded when something
+is compiled for a GPU; triton when it compiles.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from peertile.backends.binary import Compiled, LaunchCheck
+from peertile.backends.binary import Binary, Compiled, LaunchCheck
 from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cpu.jit import stages as cpu_stages
 from peertile.backends.cpu.target import host_target
 from peertile.config import config
 from peertile.frontend.build import build_kernel
+from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
 from peertile.ir.types import MailboxType, Type
 from peertile.passes.pipeline import run_pipeline
@@ -29,12 +33,17 @@ def compile_function(
     consts: dict[str, Any],
     grid_rank: int = 1,
     groups: dict[str, int] | None = None,
+    arch: str | None = None,
+    descriptors: bool = True,
 ) -> Compiled:
-    """Compile `fn` for these parameter types and constants. CompileError with the source line and a caret."""
+    """Compile `fn` for these parameter types and constants. CompileError with the source line and a caret.
+
+    For this processor, or for GPUs of `arch` ("sm_90"); `descriptors=False` keeps bulk copies out of GPU code.
+    """
     kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=grid_rank, groups=groups)
     source = print_kernel(kernel)
     kernel = run_pipeline(kernel, verify=config().verify_passes)
-    binary = compile_kernel(kernel)
+    binary, texts = _cpu(kernel) if arch is None else _cuda(kernel, arch, descriptors)
     index = {parameter: k for k, parameter in enumerate(types)}
     checks = tuple(
         LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
@@ -43,8 +52,7 @@ def compile_function(
     steering = kernel.facts.get("steering")
 
     def stages() -> dict[str, str]:
-        llvm = binary.text["llvm"]
-        return {"ir": source, "lowered": print_kernel(kernel), "llvm": llvm, **cpu_stages(llvm, host_target())}
+        return {"ir": source, "lowered": print_kernel(kernel), **texts()}
 
     return Compiled(
         binary,
@@ -55,3 +63,27 @@ def compile_function(
         stages,
         tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
     )
+
+
+_Made = tuple[Binary, Callable[[], dict[str, str]]]
+
+
+def _cpu(kernel: Kernel) -> _Made:
+    binary = compile_kernel(kernel)
+
+    def texts() -> dict[str, str]:
+        llvm = binary.text["llvm"]
+        return {"llvm": llvm, **cpu_stages(llvm, host_target())}
+
+    return binary, texts
+
+
+def _cuda(kernel: Kernel, arch: str, descriptors: bool) -> _Made:
+    backend: Any = importlib.import_module("peertile.backends.cuda.compile")
+    target: Any = importlib.import_module("peertile.backends.cuda.target")
+    binary: Binary = backend.compile_kernel(kernel, arch, options=target.CudaOptions(descriptors=descriptors))
+
+    def texts() -> dict[str, str]:
+        return {**binary.text, "sass": backend.sass(binary)}
+
+    return binary, texts

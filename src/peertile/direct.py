@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from peertile.backends.binary import Compiled
+from peertile.backends.binary import Binary, Compiled
 from peertile.backends.cache import default_cache, key_of
 from peertile.backends.cpu import jit
 from peertile.backends.cpu.target import host_target
+from peertile.backends.cuda.binary import CudaBinary
 from peertile.dtypes import DType
 from peertile.ir.types import Type
 
-__all__ = ["compile_function", "fingerprint"]
+__all__ = ["CudaCompiler", "compile_function", "fingerprint", "for_arch"]
 
 _OWN = "peertile."
-_FOLDERS = ("", "ir", "language", "frontend", "passes", "backends", "backends/cpu")
+_FOLDERS = ("", "ir", "language", "frontend", "passes", "backends")
 
 
 class _Compiler(Protocol):
@@ -43,6 +45,8 @@ class _Compiler(Protocol):
         consts: dict[str, Any],
         grid_rank: int = 1,
         groups: dict[str, int] | None = None,
+        arch: str | None = None,
+        descriptors: bool = True,
     ) -> Compiled: ...
 
 
@@ -66,32 +70,93 @@ def compile_function(
     def make() -> Compiled:
         return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
 
+    def where() -> tuple[str, ...]:
+        return host_target().key, jit.llvmlite_version(), jit.PASSES, _identity("backends/cpu")
+
+    return _found_or_made(make, where, Binary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
+
+
+class CudaCompiler(NamedTuple):
+    """Compiles for GPUs of one architecture, with or without bulk copies; what `Device.target` names."""
+
+    arch: str
+    descriptors: bool = True
+
+    def compile_function(
+        self,
+        fn: FunctionType,
+        name: str,
+        unsafe: bool,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
+    ) -> Compiled:
+        """As the function of this module."""
+
+        def make() -> Compiled:
+            return _compiler().compile_function(
+                fn, name, unsafe, types, consts, grid_rank, groups, self.arch, self.descriptors
+            )
+
+        def where() -> tuple[str, ...]:
+            return f"{self.arch} {self.descriptors}", _triton(), _identity("backends/cuda")
+
+        return _found_or_made(make, where, CudaBinary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
+
+
+def for_arch(arch: str, *, descriptors: bool = True) -> CudaCompiler:
+    """The compiler for GPUs of `arch`."""
+    return CudaCompiler(arch, descriptors)
+
+
+@functools.cache
+def _triton() -> str:
+    """Which triton would compile, without loading it."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return "none"
+    stat = os.stat(spec.origin)
+    return f"{spec.origin} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _found_or_made(
+    make: Callable[[], Compiled],
+    where: Callable[[], tuple[str, ...]],
+    read: Callable[[bytes], Binary],
+    fn: FunctionType,
+    name: str,
+    unsafe: bool,
+    types: dict[str, Type],
+    consts: dict[str, Any],
+    grid_rank: int,
+    groups: dict[str, int] | None,
+) -> Compiled:
     parts = fingerprint(fn)
     values = _written(tuple(consts.items()))
     if parts is None or values is None:
         return make()
     signature = "; ".join(f"{parameter}: {t}" for parameter, t in types.items())
-    where = (host_target().key, jit.llvmlite_version(), jit.PASSES, _identity())
     made: list[Compiled] = []
 
     def content() -> bytes:
         made.append(make())
         return made[0].to_bytes()
 
-    key = key_of(("direct", name, str(unsafe), f"{grid_rank} {groups}", signature, values, *where, *parts))
+    key = key_of(("direct", name, str(unsafe), f"{grid_rank} {groups}", signature, values, *where(), *parts))
     data = default_cache().get(key, content)
     if made:
         return made[0]
     # The stages are for people: made again by the compiler when somebody looks.
-    return Compiled.from_bytes(data, lambda: make().stages())
+    return Compiled.from_bytes(data, lambda: make().stages(), read)
 
 
 @functools.cache
-def _identity() -> str:
+def _identity(backend: str) -> str:
     """The compiler's own files: names, sizes and times, since a version number does not change with an edit."""
     root = os.path.dirname(os.path.abspath(__file__))
     parts = [sys.version]
-    for folder in _FOLDERS:
+    for folder in (*_FOLDERS, backend):
         with os.scandir(os.path.join(root, folder)) as entries:
             files = sorted((e.name, e.stat()) for e in entries if e.name.endswith(".py"))
         parts += [f"{folder}/{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files]

@@ -116,8 +116,14 @@ class Compiler(Protocol):
     ) -> Compiled: ...
 
 
+class Compilers(Compiler, Protocol):
+    """The same for this processor, and one for each architecture of a GPU."""
+
+    def for_arch(self, arch: str, *, descriptors: bool = True) -> Compiler: ...
+
+
 @functools.cache
-def _compiler() -> Compiler:
+def _compiler() -> Compilers:
     """The compiler, loaded at the first compilation: frontend, passes and backend are most of the package,
     and a program that only inspects, waits or coordinates must not pay for them at import."""
     compiler: Any = importlib.import_module("peertile.direct")
@@ -455,8 +461,12 @@ class KernelFunction:
         key.append(1 if grid[1] == grid[2] == 1 else 3)
         if groups is not None:
             key.append(tuple(groups.items()))
-        if device is not None and device.compiler is not None:
+        if device is None:
+            device = current_device()
+        if device.compiler is not None:
             key.append(device.compiler)
+        elif device.target is not None:
+            key.append(device.target)
         return _Bound(
             tuple(values),
             params,
@@ -464,7 +474,7 @@ class KernelFunction:
             consts,
             tuple(key),
             grid,
-            device or current_device(),
+            device,
             group,
             groups,
             keep,
@@ -501,7 +511,10 @@ class KernelFunction:
         types = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
         assert bound.grid is not None
         rank = 1 if bound.grid[1] == bound.grid[2] == 1 else 3
-        return self.compile_types(types, bound.consts, rank, bound.groups, bound.device.compiler)
+        compiler = bound.device.compiler
+        if compiler is None and bound.device.target is not None:
+            compiler = _compiler().for_arch(bound.device.target, descriptors=bound.key[-1] is not _NO_BULK)
+        return self.compile_types(types, bound.consts, rank, bound.groups, compiler)
 
     def compile_types(
         self,
@@ -560,6 +573,8 @@ def _loaded(spec: Specialization, device: Device) -> ModuleHandle:
     return module
 
 
+_NO_BULK = "without bulk copies"
+"""At the end of a specialisation's key: for arguments that `Binary.fits` refused."""
 _TIMED_LAUNCHES = 8
 """Launches of a specialisation that are timed: enough to know it, few enough to cost nothing."""
 _TRY_NS = 500_000
@@ -635,6 +650,14 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if spec is None or not spec.captures.is_current():
             spec = bound.spec = kernel.specialize(bound)
         device, group = bound.device, bound.group
+        args = bound.packed
+        if args is None:
+            args = _pack(kernel.name, spec, bound)
+            if device.target is not None and not spec.binary.fits(args):
+                bound.key = (*bound.key, _NO_BULK)
+                spec = bound.spec = kernel.specialize(bound)
+                args = _pack(kernel.name, spec, bound)
+            bound.packed = args
         module = spec.modules.get(device.serial) or _loaded(spec, device)
         key = 0 if group is None else group.serial
         options = spec.options.get(key)
@@ -646,23 +669,23 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
                 spec.binary.waits,
                 sink_for(spec.binary.places, group.rank if group is not None else None),
             )
-        args = bound.packed
-        if args is None:
-            args = bound.packed = _pack(kernel.name, spec, bound)
         return spec, module, options, args
 
     def sync_on(self, stream: Stream) -> tuple[Any, ...]:
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
-        bound = self.bound
-        device = bound.device
-        if stream.recording is not None or stream.device is not device:
-            return super().sync_on(stream)
-        # The shortest way: what the general one does, without a context, since nothing stays in flight.
         if execution.inside is not None:
             outside_execution(self.kernel.name)
         if self._spent:
             self._spend()
         self._spent = True
+        return self._run_to_end(stream)
+
+    def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
+        bound = self.bound
+        device = bound.device
+        if stream.recording is not None or stream.device is not device:
+            return super()._run_to_end(stream)
+        # The shortest way: what the general one does, without a context, since nothing stays in flight.
         if bound.group is not None:
             bound.group.check()
         spec, module, options, args = self._prepare()
@@ -758,8 +781,8 @@ class _DeferredLaunchOp(LaunchOp):
     def _took(self, ns: int) -> None:
         """What the arguments took is in it: it says nothing about the launch."""
 
-    def sync_on(self, stream: Stream) -> tuple[Any, ...]:
-        return DeviceOp.sync_on(self, stream)
+    def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
+        return DeviceOp._run_to_end(self, stream)
 
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
         def done(value: Any) -> Any:

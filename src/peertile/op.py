@@ -6,6 +6,7 @@ Values are made by fills, by copies, or by kernels written here in the public la
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, overload
 
@@ -14,7 +15,7 @@ import numpy as np
 import peertile.language as T
 from peertile.dtypes import DType, f32, from_numpy
 from peertile.errors import ArgumentError
-from peertile.kernel import kernel
+from peertile.kernel import KernelFunction, kernel
 from peertile.memory_model import Cmp
 from peertile.runtime.context import ExecutionContext
 from peertile.runtime.device import Device
@@ -54,10 +55,14 @@ U = TypeVar("U")
 _TILE = 1024
 
 
-@kernel
 def convert_elements(z: T.Exclusive, x: T.Shared) -> None:
-    """z = x, converted to the element type of z."""
+    """z = x, converted to the element type of z. A kernel, made at its first use: imports stay light."""
     z.store(x.load_like(z).astype(z.dtype))
+
+
+@functools.cache
+def _conversion() -> KernelFunction:
+    return kernel(convert_elements)
 
 
 def _on(device: Device | None) -> Device:
@@ -170,7 +175,7 @@ def fill(tensor: Tensor, number: float | int | bool) -> DeviceOp[None]:
     tensor.write_use()
     if not tensor.is_contiguous:
         flat = full(tensor.shape, number, tensor.dtype, device=tensor.device)
-        return _UnitOp("fill", flat.then(lambda x: convert_elements(tensor.partition(_tile_of(tensor)), x)))
+        return _UnitOp("fill", flat.then(lambda x: _conversion()(tensor.partition(_tile_of(tensor)), x)))
     pattern = _pattern(number, tensor.dtype)
     return FunctionOp("fill", tensor.device, lambda context: _fill_now(context, "fill", tensor, pattern), is_unit=True)
 
@@ -380,7 +385,7 @@ def copy(
         raise ArgumentError(f"copy: expected a source of shape {to.shape}, got {held.array.shape}")
     if not to.is_contiguous:
         staged = copy(held.array, device=to.device, snapshot=False, name=name)
-        return _UnitOp(name, staged.then(lambda x: convert_elements(to.partition(_tile_of(to)), x)))
+        return _UnitOp(name, staged.then(lambda x: _conversion()(to.partition(_tile_of(to)), x)))
 
     def upload(context: ExecutionContext) -> None:
         context.retain(held)
@@ -427,7 +432,7 @@ def _to_tensor(source: Tensor, to: Tensor, name: str) -> DeviceOp[None]:
         )
     use = to.write_use()
     if not (to.is_contiguous and source.is_contiguous):
-        return _UnitOp(name, convert_elements(to.partition(_tile_of(to)), source))
+        return _UnitOp(name, _conversion()(to.partition(_tile_of(to)), source))
     (start, end), other = to.byte_range(), source.byte_range()
     if to.storage is source.storage and start < other[1] and other[0] < end:
         raise ArgumentError(f"copy: source and destination overlap in {to.storage.name}; copy through another tensor")
@@ -473,7 +478,7 @@ def convert(tensor: Tensor, dtype: DType) -> DeviceOp[Tensor]:
     def run(context: ExecutionContext) -> Tensor:
         fresh = tensor.device.empty(tensor.shape, dtype)
         if tensor.size:
-            context.run(convert_elements(fresh.partition(_tile_of(fresh)), tensor))
+            context.run(_conversion()(fresh.partition(_tile_of(fresh)), tensor))
         return fresh
 
     return FunctionOp("convert", tensor.device, run)

@@ -24,11 +24,18 @@ class TestSim(DriverSuite):
     def device(self):
         return SimDriver().open()
 
+    # Thousands of programs, each an agent.
+    @pytest.mark.slow
+    def test_a_grid_barrier_passes_with_all_programs_resident(self, device, kernels) -> None:
+        super().test_a_grid_barrier_passes_with_all_programs_resident(device, kernels)
+
+    @pytest.mark.slow
+    def test_scratch_is_private_and_aligned(self, device, kernels) -> None:
+        super().test_scratch_is_private_and_aligned(device, kernels)
+
 
 for name in WITHOUT_THREADS:
     setattr(TestSim, name, None)
-for name in ("test_a_grid_barrier_passes_with_all_programs_resident", "test_scratch_is_private_and_aligned"):
-    setattr(TestSim, name, pytest.mark.slow(getattr(DriverSuite, name)))  # thousands of programs
 
 
 def test_callbacks_see_what_came_before_them() -> None:

@@ -45,6 +45,10 @@ class Binary:
     n_slots: int
     text: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    def fits(self, args: bytes) -> bool:
+        """Whether a launch may pass these arguments; where not, the kernel is compiled for them anew."""
+        return True
+
     def to_bytes(self) -> bytes:
         """Everything but `text`, for a cache: one line of JSON, then the payload."""
         head = {
@@ -102,12 +106,14 @@ class Compiled(NamedTuple):
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
 
     @staticmethod
-    def from_bytes(data: bytes, stages: Callable[[], dict[str, str]]) -> Compiled:
-        """The inverse of `to_bytes`."""
+    def from_bytes(
+        data: bytes, stages: Callable[[], dict[str, str]], read: Callable[[bytes], Binary] = Binary.from_bytes
+    ) -> Compiled:
+        """The inverse of `to_bytes`; `read` is the one of the target's binaries."""
         line, binary = data.split(b"\n", 1)
         has_mailbox, steering, checks, bounds, program_slots = json.loads(line)
         return Compiled(
-            Binary.from_bytes(binary),
+            read(binary),
             has_mailbox,
             None if steering is None else frozenset(steering),
             tuple(LaunchCheck(*check) for check in checks),

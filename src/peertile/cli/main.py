@@ -8,6 +8,7 @@ import typer
 
 from peertile.cli.bench import bench
 from peertile.cli.cache import cache
+from peertile.cli.check import check
 from peertile.cli.info import info
 from peertile.cli.inspect import inspect
 from peertile.cli.run import run
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, info, inspect, bench):
+for command in (run, check, info, inspect, bench):
     app.command()(command)
 app.add_typer(cache, name="cache")
 

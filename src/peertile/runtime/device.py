@@ -46,6 +46,8 @@ class Device:
         self.pool = MemoryPool(driver)
         self.compiler: Any = None
         """What kernels launched here are compiled with; None for the compiler of the device's target."""
+        self.target: str | None = getattr(driver, "arch", None)
+        """What kernels launched here are compiled for: a GPU's architecture ("sm_90"), None for this processor."""
         self.open_captures = 0
         self._graveyard: deque[tuple[str, Any]] = deque()
         self._names = itertools.count(1)
@@ -59,8 +61,9 @@ class Device:
 
     @property
     def persistent_programs(self) -> int:
-        """Four programs per executor: enough to even out uneven tiles, few enough to stay cheap."""
-        return 4 * self.capabilities.executors
+        """On cpu four programs per thread: enough to even out uneven tiles, few enough to stay cheap. On a GPU one per
+        multiprocessor: a program that goes through tiles wants all of its shared memory."""
+        return (1 if self.target is not None else 4) * self.capabilities.executors
 
     @property
     def policy(self) -> SchedulingPolicy:

@@ -69,7 +69,12 @@ Grid = tuple[int, int, int]
 
 
 class DriverKind(Enum):
-    """The targets that a program can run on."""
+    """The targets that a program can run on: processors of the host, NVIDIA GPUs, and the model that is checked.
+
+    >>> import peertile as pt
+    >>> pt.current_device().driver.kind is pt.DriverKind.CPU
+    True
+    """
 
     CPU = "cpu"
     CUDA = "cuda"

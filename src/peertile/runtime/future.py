@@ -71,7 +71,7 @@ class DeviceFuture(Generic[T]):
     @property
     def stream(self) -> Stream | None:
         """Where it runs; None before the first poll."""
-        return None if self._context is None else self._context.stream
+        return None if self._op is not None else self._stream
 
     def is_done(self) -> bool:
         """Whether the work has left its stream, however it ended; submits and blocks nothing."""
@@ -81,26 +81,26 @@ class DeviceFuture(Generic[T]):
 
     def poll(self) -> bool:
         """Submit if that was not done yet; then whether the work is done. Never blocks."""
-        self._submit(on_caller=False)
+        self._submit()
         return self.is_done()
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Block until the work is done and return the result. DeviceFault if it failed, WaitTimeout at the bound."""
-        self._submit(on_caller=False)
+        self._submit()
         if self._context is not None:
             self._context.wait(timeout_s)
         return self._outcome()
 
-    def _submit(self, *, on_caller: bool) -> None:
+    def _submit(self) -> None:
         """Enqueue. What goes wrong now is what waiting for the future raises."""
         op = self._op
         if op is None:
             return
         outside_execution(op.name)
-        stream = self._stream or op._pick(self._policy)
+        stream = self._stream = self._stream or op._pick(self._policy)
         if len(stream.inflight) >= _RETIRE_AT:
             stream.retire()
-        context = ExecutionContext(op.name, stream, on_caller=on_caller)
+        context = ExecutionContext(op.name, stream, on_caller=False)
         self._op = None
         stream.admit(context)
         try:
@@ -122,6 +122,18 @@ class DeviceFuture(Generic[T]):
             raise self._error
         return self._result
 
+    def _run_now(self, op: DeviceOp[T]) -> T:
+        """Submit and finish on this thread."""
+        outside_execution(op.name)
+        self._stream = self._stream or op._pick(self._policy)
+        self._op = None
+        try:
+            self._result = op._run_to_end(self._stream)
+        except BaseException as error:
+            self._error = error
+            raise
+        return self._result
+
     # ---------------------------------------------------------------- await
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -130,8 +142,9 @@ class DeviceFuture(Generic[T]):
         if op is not None:
             budget_ns = settings.spin_budget_us * 1000 if settings.host_sync is None else 0
             # What is known to fit the budget, on an idle stream, costs less here than a hand-over to a thread.
-            brief = budget_ns > 0 and op._expected_ns() <= budget_ns
-            self._submit(on_caller=brief)
+            if budget_ns > 0 and op._expected_ns() <= budget_ns:
+                return self._run_now(op)
+            self._submit()
         start = time.perf_counter_ns()
         context = self._context
         if context is not None and not context.is_done():

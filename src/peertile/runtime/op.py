@@ -156,6 +156,10 @@ class DeviceOp(Generic[T]):
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
         outside_execution(self.name)
         self._spend()
+        return self._run_to_end(stream)
+
+    def _run_to_end(self, stream: Stream) -> T:
+        """What `sync_on` does with an op that is spent already."""
         context = ExecutionContext(self.name, stream, on_caller=True)
         try:
             result = self._start(context)
@@ -173,7 +177,7 @@ class DeviceOp(Generic[T]):
         outside_execution(self.name)
         self._spend()
         future = DeviceFuture(self, None, stream)
-        future._submit(on_caller=False)
+        future._submit()
         return future
 
     def schedule(self, policy: SchedulingPolicy | None = None) -> DeviceFuture[T]:

@@ -65,7 +65,7 @@ class RawLaunch:
             raise ArgumentError(
                 f"{self._name}: expected tensors of one device, got {self._device.name} and {tensor.device.name}"
             )
-        if tensor.device.driver.kind.value != self._binary.target:
+        if tensor.device.driver.kind.value != self._binary.target.partition(":")[0]:
             raise ArgumentError(
                 f"{self._name}: expected tensors on a {self._binary.target} device, got {tensor.device.name}"
             )

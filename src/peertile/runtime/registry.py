@@ -6,11 +6,14 @@ process's first cpu device, opened at its first use.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import threading
+from typing import Any
 
 from peertile.errors import UnsupportedError
 from peertile.runtime.device import Device
-from peertile.runtime.driver import DriverKind
+from peertile.runtime.driver import Driver, DriverKind
 from peertile.runtime.drivers.cpu import CpuDriver
 
 __all__ = ["current_device", "open_device", "use_device"]
@@ -28,10 +31,28 @@ class _Registry:
 _registry = _Registry()
 
 
+@functools.cache
+def _cuda() -> Driver:
+    """The cuda driver, loaded at its first use: a program for the cpu must not pay for it, nor need its packages."""
+    module: Any = importlib.import_module("peertile.runtime.drivers.cuda")
+    driver: Driver = module.CudaDriver()
+    return driver
+
+
 def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
-    """A new device object of this process; its streams and leases are its own."""
+    """A new device object of this process; its streams and leases are its own.
+
+    `pt.use_device(pt.open_device(pt.DriverKind.CUDA))` makes the calling thread work on the first GPU.
+    UnsupportedError, saying what to install, where there is none.
+
+    >>> import peertile as pt
+    >>> pt.open_device(pt.DriverKind.CPU).name
+    'cpu:0'
+    """
+    if kind is DriverKind.CUDA:
+        return Device(_cuda().open(ordinal))
     if kind is not DriverKind.CPU:
-        raise UnsupportedError(f"device: {kind.value} is not supported by this version; use cpu")
+        raise UnsupportedError(f"device: {kind.value} has no devices to open; use cpu or cuda")
     return Device(CpuDriver().open(ordinal))
 
 

@@ -29,6 +29,10 @@ class CudaBinary(Binary):
         """Threads of a program."""
         return 32 * self.num_warps
 
+    def fits(self, args: bytes) -> bool:
+        """Whether the bulk copies (TMA) of the kernel can take the extents and strides of these arguments."""
+        return self.layout.fits(args)
+
     def to_bytes(self) -> bytes:
         """As `Binary.to_bytes`, with one more line for what only a GPU needs."""
         extra = {"num_warps": self.num_warps, "shared_bytes": self.shared_bytes, "layout": self.layout.to_json()}

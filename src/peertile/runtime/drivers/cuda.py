@@ -162,6 +162,8 @@ class CudaDevice(DriverDevice):
                 api.attribute(self.handle, "COMPUTE_CAPABILITY_MAJOR"),
                 api.attribute(self.handle, "COMPUTE_CAPABILITY_MINOR"),
             )
+            self.arch = "sm_{}{}".format(*self._capability)
+            """What kernels are compiled for."""
             self._max_shared = api.attribute(self.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.default_share = self.capabilities.shares[0]
         self._meet_peers()
