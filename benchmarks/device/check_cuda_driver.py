@@ -1,7 +1,7 @@
 """Check the cuda driver on a machine with GPUs: `PYTHONPATH=src python3 benchmarks/device/check_cuda_driver.py`.
 
 Runs the conformance suite, times the driver's paths and tries memory between processes and devices. Every step is a
-process of its own with a bound, so that one that fails or hangs hides no other. Prints one JSON object; under 3
+process of its own with a bound, so that one that fails or hangs hides no other. Prints one JSON object; under 2
 minutes. Needs cuda-bindings and nvcc. No multicast object is made and no setting of a GPU is changed.
 """
 
@@ -32,7 +32,7 @@ from peertile.runtime.drivers.cuda import CudaDevice, CudaDriver  # noqa: E402
 from peertile.testing.cuda_kernels import compile_cubin, extra_kernel, suite_kernels  # noqa: E402
 from peertile.testing.driver_suite import args, options, read_words, words  # noqa: E402
 
-TOTAL_S = 170.0
+TOTAL_S = 112.0
 CUBIN = "PEERTILE_CHECK_CUBIN"
 Json = dict[str, Any]
 
@@ -52,7 +52,8 @@ def attempt(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except BaseException as error:
-        return {"error": f"{type(error).__name__}: {error}", "at": traceback.format_exc().splitlines()[-4:-1]}
+        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
+        return {"error": f"{type(error).__name__}: {str(error)[:600]}", "at": last[:3] + last[-2:]}
 
 
 def per_call_us(function: Callable[[], Any], count: int, rounds: int = 7) -> Json:
@@ -230,9 +231,8 @@ def step_times() -> Json:
     found["copies"] = attempt(copies)
     found["callback"] = attempt(lambda: per_call_us(lambda: device.wait(device.callback(s, lambda: None)), 200))
 
-    def signals() -> Json:
+    def signals(w: int) -> Json:
         other = device.create_stream()
-        w = words(device, s, [0])
         value = [0]
 
         def once() -> None:
@@ -243,7 +243,9 @@ def step_times() -> Json:
 
         return per_call_us(once, 100)
 
-    found["wait_value_and_write_value"] = attempt(signals)
+    found["wait_and_write_of_a_pool"] = attempt(lambda: signals(words(device, s, [0])))
+    found["wait_and_write_of_a_segment"] = attempt(lambda: signals(device.create_segment(64)[1]))
+    found["in_pool"] = per_call_us(lambda: device.api.in_pool(x), 2000)
     device.close()
     return found
 
@@ -255,8 +257,9 @@ def step_blocking() -> Json:
     payload = cubin()
     kernels = suite_kernels(payload)
     spin = device.load_module(kernels.await_word)
+    add = device.load_module(kernels.add)
     w, out = words(device, late, [0]), words(device, late, [0])
-    ticket = device.launch(s, spin, (1, 1, 1), args(w, 1, out), options("spin", timeout_s=8))
+    ticket = device.launch(s, spin, (1, 1, 1), args(w, 1, out), options("spin", timeout_s=6))
     found: Json = {}
 
     def timed(name: str, function: Callable[[], Any]) -> Any:
@@ -273,14 +276,12 @@ def step_blocking() -> Json:
     timed("free", lambda: device.free(device.allocate(1 << 20)))
     timed("pinned_32MiB", lambda: device.pinned.take(32 << 20))
     timed("create_stream", device.create_stream)
-    timed("load_module", lambda: device.load_module(kernels.add))
     fd = timed("create_segment_fd", lambda: device.create_segment(4 << 20, ShareKind.FD))
     timed("export_fd", lambda: device.export_segment(fd[0]))
     timed("free_segment_fd", lambda: device.free_segment(fd[0]))
     timed("create_segment_ipc", lambda: device.create_segment(4 << 20, ShareKind.IPC))
     timed("event", lambda: device.wait(device.record_event(late, device.create_event())))
     timed("callback", lambda: device.wait(device.callback(late, lambda: None)))
-    add = device.load_module(kernels.add)
     x = words(device, late, [1])
     timed("launch", lambda: device.launch_sync(late, add, (1, 1, 1), args(x, x, x), options("add")))
 
@@ -292,6 +293,59 @@ def step_blocking() -> Json:
     timed("graph", graph)
     device.write_value(late, w, 1, 64)
     found["spin_ended"] = device.wait(ticket, 10).value
+    device.close()
+    return found
+
+
+def step_loading() -> Json:
+    """Which calls wait for a kernel that spins: each is made beside one that ends by itself after 0.7 s."""
+    device = open_device()
+    api, d = device.api, device.api._d
+    s, late = device.create_stream(), device.create_stream()
+    payload = cubin()
+    kernels = suite_kernels(payload)
+    spin = device.load_module(kernels.await_word)
+    _, w = device.create_segment(64)
+    out = words(device, late, [0])
+    found: Json = {"module_loading": os.environ.get("CUDA_MODULE_LOADING", "default")}
+    made: Json = {}
+
+    def get_function() -> None:
+        made["function"] = api._ok("get", d.cuModuleGetFunction(made["module"], b"suite_add"))
+
+    def get_library() -> None:
+        made["library"] = api._ok("library", d.cuLibraryLoadData(payload, None, None, 0, None, None, 0))
+
+    def get_kernel() -> None:
+        made["kernel"] = api._ok("kernel", d.cuLibraryGetKernel(made["library"], b"suite_work"))
+
+    def kernel_function() -> None:
+        made["kernel_function"] = api._ok("function", d.cuKernelGetFunction(made["kernel"]))
+
+    calls: dict[str, Callable[[], Any]] = {
+        "module_load": lambda: made.update(module=api.load_module(payload)),
+        "module_get_function": get_function,
+        "func_load": lambda: api._ok("load", d.cuFuncLoad(made["function"])),
+        "occupancy": lambda: api.occupancy(made["function"], 32, 0),
+        "library_load": get_library, "library_get_kernel": get_kernel, "kernel_get_function": kernel_function,
+        "host_alloc_32MiB": lambda: api.allocate_host(32 << 20),
+        "mem_alloc_4MiB": lambda: made.update(ipc=api.allocate_ipc(4 << 20)),
+        "mem_free": lambda: api.free_ipc(made["ipc"]),
+        "module_unload": lambda: api.unload_module(made["module"]),
+    }  # fmt: skip
+    api.set_context(device.context)
+    for name, call in calls.items():
+        device.wait(device.fill(late, w, 0, 8, 1))
+        ticket = device.launch(s, spin, (1, 1, 1), args(w, 1, out), options("spin", timeout_s=0.7))
+        begin = time.perf_counter()
+        answer = attempt(lambda call=call: call() and None)  # type: ignore[misc]
+        took = 1000 * (time.perf_counter() - begin)
+        found[name] = {"ms": round(took, 2), "waited": took > 300}
+        if answer is not None:
+            found[name]["error"] = answer
+        device.write_value(late, w, 1, 64)
+        device.wait(ticket, 5)
+        device.take_fault(s)
     device.close()
     return found
 
@@ -309,7 +363,7 @@ def step_cooperative() -> Json:
     found: Json = {"second": str(record), "first": device.wait(waiting, 10).value}
     n = device.max_resident(barrier)
     out = words(device, b, [0] * n)
-    word = words(device, b, [0])
+    _, word = device.create_segment(64)
     held = device.wait_value(a, word, 1, 64, Cmp.EQ, timeout_ns=8 * 10**9)
     record = device.launch_sync(b, barrier, (n, 1, 1), args(out), options("full", timeout_s=3))
     found["full_grid_beside_a_stream_wait"] = str(record)
@@ -464,6 +518,14 @@ def step_registered() -> Json:
     found["wait_value"] = device.wait(ticket, 10).value
     found["wait_value_ms"] = round(1000 * (time.perf_counter() - begin), 2)
     found["word_after"] = device.take_fault(s) and read_words(device, s, w, 1)
+    word.value = 0
+    _, w = device.create_segment(64)
+    begin = time.perf_counter()
+    ticket = device.wait_value(s, w, 3, 64, Cmp.EQ, timeout_ns=6 * 10**9, abort_address=ctypes.addressof(word))
+    word.value = 1
+    found["wait_value_of_a_segment"] = device.wait(ticket, 10).value
+    found["wait_value_of_a_segment_ms"] = round(1000 * (time.perf_counter() - begin), 2)
+    found["word_of_a_segment_after"] = device.take_fault(s) and read_words(device, s, w, 1)
     device.close()
     del word
     return found
@@ -492,7 +554,7 @@ def run_step(name: list[str], env: dict[str, str], bound_s: float) -> Any:
 
 
 def run_suite(env: dict[str, str], bound_s: float) -> Json:
-    """A test without an end within 30 s is hung: its process is killed and the next one goes on behind it."""
+    """A test without an end within 12 s is hung: its process is killed and the next one goes on behind it."""
     end = time.monotonic() + bound_s
     failed: Json = {}
     times: dict[str, float] = {}
@@ -502,9 +564,9 @@ def run_suite(env: dict[str, str], bound_s: float) -> Json:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         assert process.stdout is not None
         assert process.stderr is not None
-        name, current, buffer = "start", first, b""
+        name, current, buffer, restart = "start", first, b"", False
         while True:
-            left = min(30.0, end - time.monotonic())
+            left = min(12.0, end - time.monotonic())
             ready = left > 0 and select.select([process.stdout], [], [], left)[0]
             data = os.read(process.stdout.fileno(), 65536) if ready else b""
             buffer += data
@@ -520,11 +582,14 @@ def run_suite(env: dict[str, str], bound_s: float) -> Json:
                         passed += 1
                     else:
                         failed[name] = message["result"]
+                        restart = True  # what it left running is no business of the next one
                 elif message["closed"] is not None:
                     failed["close"] = message["closed"]
-            if not data:
+            if not data or restart:
                 break
-        if first < total:
+        if restart:
+            process.kill()
+        elif first < total:
             process.kill()
             stderr = process.stderr.read().decode(errors="replace")[-1500:]
             failed[name] = {"error": "hung or died", "err": stderr}
@@ -548,14 +613,15 @@ def main() -> None:
         path.write_bytes(compile_cubin(arch))
         env = environment(str(path))
         found: Json = {"info": run_step(["info"], env, left(40))}
-        found["suite"] = run_suite(env, left(80))
-        for name in ("blocking", "cooperative", "times", "registered", "lost", "peers"):
-            found[name] = run_step([name], env, left(40))
+        found["suite"] = run_suite(env, left(50))
+        for name in ("times", "cooperative", "registered", "lost", "peers", "blocking", "loading"):
+            found[name] = run_step([name], env, left(20))
+        found["loading_eager"] = run_step(["loading"], env | {"CUDA_MODULE_LOADING": "EAGER"}, left(20))
         last = max(int(found["info"].get("devices", 1)), 1) - 1
         for kind in ("fd", "ipc"):
             for ordinal in sorted({0, last}):
                 key = f"process_{kind}_0_to_{ordinal}"
-                found[key] = run_step(["exporter", kind, str(ordinal)], env, left(40))
+                found[key] = run_step(["exporter", kind, str(ordinal)], env, left(20))
     found["total_s"] = round(time.monotonic() - begin, 1)
     text = json.dumps(found, indent=1)
     if os.environ.get("OUT"):
@@ -569,7 +635,7 @@ def step(name: str, rest: list[str]) -> None:
         return
     steps: dict[str, Callable[[], Json]] = {
         "info": step_info, "times": step_times, "blocking": step_blocking, "cooperative": step_cooperative,
-        "lost": step_lost, "peers": step_peers_in_process, "registered": step_registered,
+        "lost": step_lost, "loading": step_loading, "peers": step_peers_in_process, "registered": step_registered,
         "exporter": lambda: step_exporter(ShareKind(rest[0]), int(rest[1])),
         "importer": lambda: step_importer(int(rest[0]), int(rest[1])),
     }  # fmt: skip

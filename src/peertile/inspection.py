@@ -37,7 +37,9 @@ from peertile.runtime.tensor import contiguous_strides
 
 __all__ = ["Description", "Signature", "describe", "load_kernel"]
 
-_TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?$")
+_TENSOR = re.compile(
+    r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?$"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def _type(param: KernelParam, text: str | None) -> Type:
         return PointerType(dtype_named(text) if text else f32)
     match = _TENSOR.match(text or "")
     if match is None:
-        raise ArgumentError(f"{param.name}: expected a tensor such as {param.name}=f32[1000,64], got {text or 'nothing'}")
+        got = text or "nothing"
+        raise ArgumentError(f"{param.name}: expected a tensor such as {param.name}=f32[1000,64], got {got}")
     dtype = dtype_named(match["dtype"])
     shape = tuple(int(n) for n in match["shape"].split(","))
     strides = contiguous_strides(shape)

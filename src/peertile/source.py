@@ -6,8 +6,8 @@ function, or a protocol expanded by the compiler), so that an error shows the wh
 
 from __future__ import annotations
 
-from typing import NamedTuple
 import linecache
+from typing import NamedTuple
 
 __all__ = ["Loc"]
 
