@@ -845,7 +845,9 @@ def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
         if not use.exclusive:
             continue
         for other in uses:
-            if other is use or other.storage is not use.storage or other.end <= use.start or use.end <= other.start:
+            # By address, not by storage: memory of somebody else's may be wrapped twice.
+            here, there = use.storage.address, other.storage.address
+            if other is use or there + other.end <= here + use.start or here + use.end <= there + other.start:
                 continue
             owners = {}
             for param, argument in zip(

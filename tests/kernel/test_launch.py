@@ -203,6 +203,18 @@ def test_exclusive_argument_that_overlaps_another_is_refused():
     both(a.partition(8), b.partition(8)).sync()  # disjoint slices are fine
 
 
+def test_memory_that_was_wrapped_twice_is_still_exclusive():
+    words = np.zeros(1025, np.float32)
+    z, x = pt.from_dlpack(words[1:]), pt.from_dlpack(words[:1024])
+    with pytest.raises(LaunchError, match=r"^scale: exclusive argument z overlaps x in "):
+        scale(z.partition(1024), x, 1.0, plus=1).sync()
+    a = pt.zeros((1025,), pt.f32)
+    again = pt.from_address(a.address, (1024,), pt.f32, owner=a)
+    with pytest.raises(LaunchError, match=r"^scale: exclusive argument z overlaps x in "):
+        scale(a[1:].partition(1024), again, 1.0, plus=1).sync()
+    assert not a.numpy().any()
+
+
 def test_inputs_smaller_than_the_output_are_refused_at_launch():
     z, x = pt.full((64,), 5, pt.f32), pt.ones((16,), pt.f32)
     with pytest.raises(LaunchError) as caught:
@@ -379,3 +391,50 @@ def test_grid_larger_than_the_mailbox_is_refused():
             "post_once: the grid has 4 programs, but the mailbox box was made for 1; "
             "make it with programs=4, or launch fewer programs"
         )
+
+
+@pt.kernel
+def transpose_in_a_loop(z: T.Exclusive, x: T.Shared, trips: T.i64):
+    b = x.load_like(z)
+    for _ in T.range(trips):
+        b = T.permute(b, (1, 0))
+    z.store(b)
+
+
+@pt.kernel
+def symmetrise_in_a_loop(z: T.Exclusive, x: T.Shared, trips: T.i64):
+    b = x.load_like(z)
+    for k in T.range(trips):
+        b = b + T.permute(b, (1, 0)) if k < 5 else b
+    z.store(b)
+
+
+@pt.kernel
+def product_of_a_symmetric_sum(z: T.Exclusive, x: T.Shared):
+    b = T.zeros((16, 16), T.f32)
+    for _ in T.range(2):
+        b = b + x.load_like(z)
+    y = b + T.permute(b, (1, 0))
+    z.store(T.mma(y, y, T.zeros((16, 16), T.f32)))
+
+
+@pytest.mark.parametrize("n", [2, 8, 16, 64])
+def test_transposed_square_tile_is_not_written_while_it_is_read(n):
+    a = np.arange(n * n, dtype=np.float32).reshape(n, n)
+    for trips in (0, 1, 2, 3):
+        z = pt.full((n, n), float("nan"), pt.f32)
+        transpose_in_a_loop(z.partition((n, n)), pt.asarray(a), trips).sync()
+        np.testing.assert_array_equal(z.numpy(), a.T if trips % 2 else a)
+        symmetrise_in_a_loop(z.partition((n, n)), pt.asarray(a), trips).sync()
+        expected = a
+        for _ in range(trips):
+            expected = expected + expected.T
+        np.testing.assert_array_equal(z.numpy(), expected)
+
+
+def test_product_of_a_tile_with_its_own_transpose_added():
+    a = np.arange(256, dtype=np.float32).reshape(16, 16) % 13
+    z = pt.zeros((16, 16), pt.f32)
+    product_of_a_symmetric_sum(z.partition((16, 16)), pt.asarray(a)).sync()
+    y = 2 * a + 2 * a.T
+    np.testing.assert_array_equal(z.numpy(), y @ y)

@@ -35,7 +35,9 @@ def _below(node: Node) -> list[tuple[Node, bool]]:
             continue
         seen.add((id(n), same))
         if not n.children:
-            found.append((n, same and n.shape == shape))
+            # Scratch seen through other strides, a transposed square say, is read elsewhere than it is written.
+            here = not isinstance(n, BufferNode) or n.is_dense
+            found.append((n, same and here and n.shape == shape))
         stack.extend((c, same and not n.moves(c)) for c in n.children)
     return found
 

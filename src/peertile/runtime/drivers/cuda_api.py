@@ -89,9 +89,11 @@ class CudaApi:
         self._keys = itertools.count(1)
         self._trampoline = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._dispatch)
         # Not through the bindings: they free what they wrap a host function in after its first call, so that the
-        # second replay of a graph that has one would run into freed memory.
+        # second replay of a graph that has one would run into freed memory (NVIDIA/cuda-python issue 790).
         try:
-            self._launch_host: Any = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+            library = ctypes.CDLL("libcuda.so.1")
+            self._launch_host: Any = library.cuLaunchHostFunc
+            self._pointer_attribute: Any = library.cuPointerGetAttribute
         except (OSError, AttributeError) as error:
             raise UnsupportedError(
                 f"cuda: libcuda.so.1 cannot be loaded ({error}); install the NVIDIA driver, or add its folder to "
@@ -99,6 +101,9 @@ class CudaApi:
             ) from error
         self._launch_host.argtypes = [ctypes.c_void_p, type(self._trampoline), ctypes.c_void_p]
         self._launch_host.restype = ctypes.c_int
+        self._pointer_attribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+        self._pointer_attribute.restype = ctypes.c_int
+        self._in_pool = int(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
         self.host_threads: set[int] = set()
         """Threads that are inside a host function now: no driver call is allowed on them."""
 
@@ -337,9 +342,9 @@ class CudaApi:
 
     def in_pool(self, address: int) -> bool:
         """Whether the byte belongs to a memory pool: operations of streams on values refuse such memory."""
-        attribute = self._d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
-        result = self._d.cuPointerGetAttribute(attribute, address)
-        return result[0] == 0 and int(result[1]) != 0
+        pool = ctypes.c_uint64(0)
+        # An attribute that the driver does not know, or an address without one, leaves 0.
+        return self._pointer_attribute(ctypes.addressof(pool), self._in_pool, address) == 0 and pool.value != 0
 
     def accessible(self, address: int) -> bool:
         """Whether kernels of the current context can access the byte there."""

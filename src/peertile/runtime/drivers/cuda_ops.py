@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from peertile.errors import ArgumentError
 from peertile.memory_model import Cmp
 from peertile.runtime.driver import EventHandle, FaultKind, FaultRecord, Grid, LaunchOptions, ModuleHandle
+from peertile.runtime.drivers.cuda_api import CudaError
 from peertile.runtime.drivers.cuda_ptx import FILL_THREADS
 from peertile.runtime.drivers.cuda_stream import HIDDEN, CudaStream, Op, Target
 
@@ -223,6 +224,18 @@ class Fill(Op):
         return None
 
 
+def _taken(call: Callable[[], None]) -> bool:
+    """Whether a stream takes an operation on a word. Pools are asked about before; managed memory, and what else the
+    driver refuses, shows here."""
+    try:
+        call()
+    except CudaError as error:
+        if error.name != "CUDA_ERROR_INVALID_VALUE":
+            raise
+        return False
+    return True
+
+
 class WriteValue(Op):
     """A store of a word: by the stream itself, or by a kernel of one thread (in a graph, and where `by_kernel`)."""
 
@@ -234,11 +247,11 @@ class WriteValue(Op):
         self.by_kernel = by_kernel
 
     def issue(self, target: Target) -> Any:
+        if not target.in_graph and not self.by_kernel:
+            self.by_kernel = not _taken(lambda: target.api.write_value(target.cu, self.address, self.value, self.width))
         if target.in_graph or self.by_kernel:
             params = target.params.pack(self.address, self.value, self.width)
             target.api.launch(target.device.kernels["peertile_write"], 1, 1, 0, target.cu, params, False)
-        else:
-            target.api.write_value(target.cu, self.address, self.value, self.width)
         return None
 
 
@@ -269,10 +282,10 @@ class WaitWord(Op):
 
     def issue(self, target: Target) -> Any:
         if not target.in_graph and not self.by_kernel and self.cmp in (Cmp.EQ, Cmp.AT_LEAST):
-            value = low_bits(self.value, self.width)
-            target.api.wait_value(target.cu, self.address, value, self.width, equal=self.cmp is Cmp.EQ)
-            assert isinstance(target, CudaStream)
-            return target.device.pump.watch(target, target.sequence(), self)
+            value, equal = low_bits(self.value, self.width), self.cmp is Cmp.EQ
+            if _taken(lambda: target.api.wait_value(target.cu, self.address, value, self.width, equal=equal)):
+                assert isinstance(target, CudaStream)
+                return target.device.pump.watch(target, target.sequence(), self)
         slot = target.slot()
         expected = extended(self.value, self.width, signed=self.signed)
         params = target.params.pack(
