@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import importlib
 import io
 import json
 import math
@@ -455,7 +455,8 @@ def step_random() -> Json:
         return str(wrong)[:500] if wrong else None
 
     first = int(os.environ.get("PEERTILE_CHECK_SEED", str(int(time.time()) % 100_000)))
-    begin, count, failed = time.perf_counter(), 0, {}
+    begin, count = time.perf_counter(), 0
+    failed: dict[Any, Any] = {}
     while time.perf_counter() - begin < float(os.environ.get("PEERTILE_CHECK_RANDOM_S", "75")) and count < 200:
         outcome = attempt(lambda: one(first + count))  # noqa: B023
         if outcome is not None:
@@ -552,8 +553,7 @@ def profile(function: Callable[[], Any], count: int = 500) -> list[str]:
 
 def step_speed() -> Json:
     """Interleaved with torch, by the wall clock over calls that are enqueued together; medians."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     device = gpu()
     stream = device.stream("speed")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -636,16 +636,28 @@ def step_speed() -> Json:
 
 
 PLUGIN = """
+import os, sys
+from unittest import mock
+
+try:
+    import hypothesis
+except ImportError:  # none of these tests draws anything
+    sys.modules["hypothesis"] = mock.MagicMock()
+
 import pytest
 import peertile as pt
 
-device = pt.open_device(pt.DriverKind.CUDA)
+device = pt.open_device(pt.DriverKind(os.environ.get("PEERTILE_CHECK_DEVICE", "cuda")))
 
-@pytest.fixture(autouse=True)
-def on_the_gpu():
-    pt.use_device(device)
-    yield
-    pt.use_device(None)
+# The default of every thread, those that tests start too.
+from peertile.runtime.registry import _registry
+_registry.devices[pt.DriverKind.CPU, 0] = device
+
+def pytest_runtest_logreport(report):
+    # At once, since the whole may be ended before it is through.
+    if report.failed:
+        text = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr)[-300:])
+        print("\\nFAILED", report.nodeid, " ".join(str(text).split())[:260], flush=True)
 """
 
 
@@ -658,10 +670,12 @@ def step_tests() -> Json:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "peertile_on_gpu.py").write_text(PLUGIN)
+        # Not the package's own settings, which ask for plugins that the machine may lack.
+        (Path(folder) / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
         env = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(ROOT / "src"), str(ROOT)])}
         command = [
-            sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p",
-            "peertile_on_gpu", "-W", "ignore", "-rfE", *files,
+            sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-s", "-c", f"{folder}/pytest.ini",
+            "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-p", "peertile_on_gpu", "-W", "ignore", *files,
         ]  # fmt: skip
         done = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -670,7 +684,7 @@ def step_tests() -> Json:
             done.kill()
             out, _ = done.communicate()
     lines = out.splitlines()
-    short = [line[:220] for line in lines if line.startswith(("FAILED", "ERROR", "E "))]
+    short = [line[:360] for line in lines if line.startswith(("FAILED ", "ERROR", "E "))]
     return {"end": lines[-1] if lines else "", "failed": short[:60], "progress": [x for x in lines if "%]" in x][-3:],
             "tail": [] if short else [x[:200] for x in lines[-12:]], "exit": done.returncode}  # fmt: skip
 
@@ -727,7 +741,6 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--step"]:
-        ctypes.CDLL(None)  # so that a fault of the process has a stack: faulthandler is on
         print(json.dumps({"whole": attempt(STEPS[sys.argv[2]][0])}, default=str), flush=True)
         sys.stdout.flush()
         os._exit(0)  # not through finalisers: a hung driver must not keep what was found

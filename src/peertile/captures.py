@@ -58,10 +58,15 @@ def snapshot(fn: FunctionType) -> Snapshot:
                     namespaces[id(space), name] = space, name, value
                     found.append(value)
         for value in found:
-            if isinstance(value, FunctionType) and value not in seen and not value.__module__.startswith(_OWN):
+            if isinstance(value, FunctionType) and value not in seen and not _is_own(value):
                 seen.add(value)
                 pending.append(value)
     return Snapshot(tuple(namespaces.values()), tuple(cells.values()))
+
+
+def _is_own(fn: FunctionType) -> bool:
+    """Whether `fn` is part of peertile; what exec defines in a bare namespace has no module."""
+    return (fn.__module__ or "").startswith(_OWN)
 
 
 def _content(cell: CellType) -> Any:

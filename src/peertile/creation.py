@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from peertile import op
 from peertile.dtypes import DType, f32
 from peertile.errors import ArgumentError, UsageError
+from peertile.runtime.checks import check_dtype
 from peertile.runtime.context import outside_execution
 from peertile.runtime.interop import tensor_from_address, tensor_from_foreign
 from peertile.runtime.pointer import Pointer, pointer_to
@@ -41,7 +41,7 @@ Shape = int | Sequence[int]
 
 
 def asarray(source: Any, dtype: DType | None = None) -> Tensor:
-    """A new tensor with a copy of `source` (anything numpy reads), converted to `dtype` as numpy would.
+    """A new tensor with a copy of `source` (anything numpy reads), converted to `dtype` as `astype` in a kernel does.
 
     >>> import peertile as pt
     >>> pt.asarray([1, 2, 3], pt.f32).numpy().tolist()
@@ -61,16 +61,17 @@ def empty(shape: Shape, dtype: DType) -> Tensor:
 
 
 def full(shape: Shape, value: float | int | bool, dtype: DType) -> Tensor:
-    """A tensor with every element `value`, converted to `dtype`.
+    """A tensor with every element `value`, converted to `dtype` as `astype` in a kernel does: towards zero
+    and within the range for integers, NaN to 0; integers wrap, fp8 saturates. An integer has at most 64 bits.
 
     >>> import peertile as pt
     >>> pt.full(3, 7, pt.i32).numpy().tolist()
     [7, 7, 7]
     """
     outside_execution("pt.full")
+    pattern = op.pattern_of(value, dtype)
     tensor = empty(shape, dtype)
     device = tensor.device
-    pattern = int.from_bytes(np.asarray(value).astype(dtype.numpy).tobytes(), "little")
     if tensor.size:
         ticket = device.driver.fill(
             device.default_stream.handle,
@@ -227,6 +228,10 @@ def from_address(
     return tensor_from_address(current_device(), address, shape, dtype, strides, owner, release, "memory at an address")
 
 
+_NOWHERE = 1 << 61  # beyond every address space; each description has a range of its own, so that none overlap
+_descriptions = itertools.count()
+
+
 class _NoStorage(Storage):
     """Describes memory that does not exist."""
 
@@ -244,6 +249,8 @@ def tensor_spec(shape: Shape, dtype: DType) -> Tensor:
     (7, 7)
     """
     dims = normal_shape(shape)
-    storage = _NoStorage(current_device(), 0, prod(dims) * dtype.itemsize, release=None, name="a description")
+    check_dtype(dtype)
+    address = _NOWHERE + next(_descriptions) % (1 << 20) * (1 << 41)
+    storage = _NoStorage(current_device(), address, prod(dims) * dtype.itemsize, release=None, name="a description")
     storage.closed = "made to describe"
     return Tensor(storage, dtype, dims)

@@ -172,7 +172,8 @@ def fingerprint(fn: FunctionType) -> tuple[str, ...] | None:
         parts.append("\n".join(_code(function.__code__)))
         names = set(_names(function.__code__))
         for name, value in _reached(function, names):
-            if isinstance(value, FunctionType) and not value.__module__.startswith(_OWN):
+            # What exec defines in a bare namespace has no module.
+            if isinstance(value, FunctionType) and not (value.__module__ or "").startswith(_OWN):
                 parts.append(f"{name} is {value.__qualname__}")
                 if value not in seen:
                     seen.add(value)

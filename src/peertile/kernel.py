@@ -237,10 +237,23 @@ def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
         raise ArgumentError(f"{name}: expected {dtype.min} to {dtype.max} for {dtype}, got {value}")
     if dtype.name in _SCALAR_FORMAT:
         cast: Any = float if dtype.is_float else bool if dtype.is_bool else int
-        words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
+        try:
+            words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
+        except OverflowError:
+            largest = float(np.finfo(dtype.numpy).max)
+            raise ArgumentError(
+                f"{name}: expected {-largest:g} to {largest:g} for {dtype}, or an infinity, got {_shortened(value)}"
+            ) from None
     else:
         words = np.asarray(number).astype(dtype.numpy).tobytes().ljust(8, b"\0")
     return Argument(canonical(TileType(dtype)), words, (), None)
+
+
+def _shortened(value: Any) -> str:
+    """A number as text; of an int with thousands of digits, which Python refuses to print, only how many bits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
 
 
 class _LazyArgument(Exception):
@@ -403,6 +416,13 @@ class KernelFunction:
                 value = param.default
             role = param.role
             if role is _CONST:
+                try:
+                    hash(value)
+                except TypeError:
+                    raise ArgumentError(
+                        f"{param.name}: expected a value that can be hashed, as code is compiled for it (T.Const), "
+                        f"got {value!r}; pass a tuple for a list"
+                    ) from None
                 consts[param.name] = value
                 key.append((type(value), value))
                 continue

@@ -7,6 +7,7 @@ Values are made by fills, by copies, or by kernels written here in the public la
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, overload
 
@@ -17,13 +18,14 @@ from peertile.dtypes import DType, f32, from_numpy
 from peertile.errors import ArgumentError
 from peertile.kernel import KernelFunction, kernel
 from peertile.memory_model import Cmp
+from peertile.runtime.checks import check_dtype, check_finite, check_integer
 from peertile.runtime.context import ExecutionContext
 from peertile.runtime.device import Device
 from peertile.runtime.op import DeviceOp, FunctionOp
 from peertile.runtime.rawlaunch import RawLaunch, RawLaunchTemplate
 from peertile.runtime.registry import current_device
 from peertile.runtime.signals import set_signal_op, wait_eq_op
-from peertile.runtime.tensor import Tensor, normal_shape
+from peertile.runtime.tensor import FP8_LARGEST, Tensor, converted, host_array, normal_shape
 
 __all__ = [
     "RawLaunch",
@@ -69,8 +71,40 @@ def _on(device: Device | None) -> Device:
     return current_device() if device is None else device
 
 
-def _pattern(number: Any, dtype: DType) -> int:
-    return int.from_bytes(np.asarray(number).astype(dtype.numpy).tobytes(), "little")
+def pattern_of(number: Any, dtype: DType) -> int:
+    """The bytes of `number` as `dtype`, converted as `astype` in a kernel does: a float becomes the nearest integer
+    towards zero within the range, NaN becomes 0, integers wrap, fp8 saturates, other floats overflow to infinity."""
+    check_dtype(dtype)
+    if isinstance(number, np.ndarray) and number.ndim == 0:
+        number = number[()]
+    given: Any = number
+    if isinstance(number, np.generic) and number.dtype.kind in "biufV":
+        given = number.item() if number.dtype.kind != "V" else float(number)  # V: bf16 and fp8, which are not numpy's
+    if not isinstance(given, bool | int | float):
+        raise ArgumentError(f"value: expected a number, got {number!r}")
+    if isinstance(given, int) and not -(1 << 63) <= given < 1 << 64:
+        raise ArgumentError(f"value: expected an integer of at most 64 bits, got one of {given.bit_length()} bits")
+    if dtype.is_bool:
+        return int(given != 0)
+    if dtype.is_int:
+        if isinstance(given, float):
+            given = (
+                0
+                if math.isnan(given)
+                else dtype.max
+                if given >= dtype.max
+                else dtype.min
+                if given <= dtype.min
+                else given
+            )
+        return int(given) & ((1 << dtype.bits) - 1)
+    with np.errstate(all="ignore"):
+        if dtype.bits < 32 or not isinstance(given, float):
+            given = np.float64(given) if dtype.bits == 64 else np.float32(given)
+        limit = FP8_LARGEST.get(dtype.name)
+        if limit is not None:
+            given = np.clip(given, -limit, limit)
+        return int.from_bytes(np.asarray(given).astype(dtype.numpy).tobytes(), "little")
 
 
 def _tile_of(tensor: Tensor) -> tuple[int, ...]:
@@ -99,11 +133,12 @@ def empty(shape: Shape, dtype: DType, *, device: Device | None = None) -> Device
     (2, 3)
     """
     where, dims = _on(device), normal_shape(shape)
+    check_dtype(dtype)
     return FunctionOp("empty", where, lambda context: where.empty(dims, dtype))
 
 
 def full(shape: Shape, number: float | int | bool, dtype: DType, *, device: Device | None = None) -> DeviceOp[Tensor]:
-    """A tensor with every element `number`, converted to `dtype`.
+    """A tensor with every element `number`, converted to `dtype` as `astype` in a kernel does.
 
     >>> import peertile as pt
     >>> pt.op.full(3, 7, pt.i32).sync().numpy().tolist()
@@ -134,9 +169,7 @@ def ones(shape: Shape, dtype: DType, *, device: Device | None = None) -> DeviceO
 
 def _filled(name: str, shape: Shape, number: Any, dtype: DType, device: Device | None) -> DeviceOp[Tensor]:
     where, dims = _on(device), normal_shape(shape)
-    if not isinstance(dtype, DType):
-        raise ArgumentError(f"dtype: expected a peertile dtype such as pt.f32, got {dtype!r}")
-    pattern = _pattern(number, dtype)
+    pattern = pattern_of(number, dtype)
 
     def run(context: ExecutionContext) -> Tensor:
         tensor = where.empty(dims, dtype)
@@ -176,7 +209,7 @@ def fill(tensor: Tensor, number: float | int | bool) -> DeviceOp[None]:
     if not tensor.is_contiguous:
         flat = full(tensor.shape, number, tensor.dtype, device=tensor.device)
         return _UnitOp("fill", flat.then(lambda x: _conversion()(tensor.partition(_tile_of(tensor)), x)))
-    pattern = _pattern(number, tensor.dtype)
+    pattern = pattern_of(number, tensor.dtype)
     return FunctionOp("fill", tensor.device, lambda context: _fill_now(context, "fill", tensor, pattern), is_unit=True)
 
 
@@ -224,6 +257,10 @@ def arange(
     >>> pt.op.arange(3, dtype=pt.i32).sync().numpy().tolist()
     [0, 1, 2]
     """
+    for role, number in (("start", start), ("step", step), ("stop", start if stop is None else stop)):
+        check_finite(f"arange: {role}", number)
+    if step == 0:
+        raise ArgumentError("arange: step: expected a number other than 0, got 0")
     first, last = (0, start) if stop is None else (start, stop)
     return _computed("arange", lambda: np.arange(first, last, step), dtype, device)
 
@@ -237,6 +274,9 @@ def linspace(
     >>> pt.op.linspace(0, 1, 3).sync().numpy().tolist()
     [0.0, 0.5, 1.0]
     """
+    check_finite("linspace: start", start)
+    check_finite("linspace: stop", stop)
+    check_integer("linspace: count", count)
     return _computed("linspace", lambda: np.linspace(start, stop, count), dtype, device)
 
 
@@ -247,6 +287,9 @@ def eye(rows: int, columns: int | None = None, *, dtype: DType = f32, device: De
     >>> pt.op.eye(2).sync().numpy().tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    check_integer("eye: rows", rows)
+    if columns is not None:
+        check_integer("eye: columns", columns)
     return _computed("eye", lambda: np.eye(rows, columns), dtype, device)
 
 
@@ -258,6 +301,7 @@ def rand(shape: Shape, *, seed: int, dtype: DType = f32, device: Device | None =
     True
     """
     dims = normal_shape(shape)
+    check_integer("rand: seed", seed)
     return _computed("rand", lambda: np.random.Generator(np.random.Philox(seed)).random(dims), dtype, device)
 
 
@@ -269,14 +313,17 @@ def randn(shape: Shape, *, seed: int, dtype: DType = f32, device: Device | None 
     (2, 2)
     """
     dims = normal_shape(shape)
+    check_integer("randn: seed", seed)
     return _computed("randn", lambda: np.random.Generator(np.random.Philox(seed)).standard_normal(dims), dtype, device)
 
 
 def _computed(name: str, compute: Callable[[], Array], dtype: DType, device: Device | None) -> DeviceOp[Tensor]:
     where = _on(device)
+    check_dtype(dtype)
 
     def run(context: ExecutionContext) -> Tensor:
-        array = np.ascontiguousarray(compute().astype(dtype.numpy))
+        with np.errstate(all="ignore"):  # a number beyond the range of dtype is infinity there, and no warning
+            array = np.ascontiguousarray(compute().astype(dtype.numpy))
         tensor = where.empty(array.shape, dtype)
         _upload(context, name, tensor, array)
         return tensor
@@ -315,10 +362,10 @@ class _HostSource:
     """A host array on its way to a device: a copy of it, or the array itself, closed to writing meanwhile."""
 
     def __init__(self, source: Any, dtype: DType | None, *, snapshot: bool) -> None:
-        given = np.asarray(source)
-        self.dtype = from_numpy(given.dtype) if dtype is None else dtype
+        given = host_array(source)
+        self.dtype = from_numpy(given.dtype) if dtype is None else check_dtype(dtype)
         shaped = given.reshape(1) if given.ndim == 0 else given
-        array = np.ascontiguousarray(shaped, dtype=self.dtype.numpy)
+        array = converted(shaped, self.dtype)
         if snapshot and np.may_share_memory(array, given):
             array = array.copy()
         self.array = array

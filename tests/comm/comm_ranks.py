@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 
+from peertile.comm.coordinator import Arrive
 from peertile.comm.launcher import current_group, init
 from peertile.errors import PeerFailed, PeertileError
 
@@ -266,3 +267,14 @@ def batch(group, names):
         results[name, args] = globals()[name](group, *args)
         group.barrier(f"after {name}")
     return results
+
+
+def odd_message(group):
+    """Rank 0 sends a call that no group method makes; then all of them go on."""
+    kind, text = None, None
+    if group.rank == 0:
+        request = Arrive(next(group._link.tickets), [], 0, 0, "odd", 20.0, b"", ())
+        reply, _ = group._link.call(request, ())
+        error = reply.error()
+        kind, text = type(error).__name__, str(error)
+    return kind, text, group.exchange(b"%d" % group.rank, "after", timeout_s=20)

@@ -196,7 +196,7 @@ def test_f64_a_wait_for_a_rank_that_does_not_come_is_bounded(model):
 def test_spawn_needs_a_rank(size):
     with pytest.raises(ArgumentError) as caught:
         spawn(comm_ranks.facts, size)
-    assert str(caught.value) == f"spawn(ranks={size}): expected at least 1, got {size}"
+    assert str(caught.value) == f"spawn(ranks): expected an integer >= 1, got {size}"
 
 
 def test_spawn_refuses_a_function_that_processes_cannot_find():
@@ -287,7 +287,7 @@ def test_run_as_threads_returns_the_result_of_rank_0():
 def test_run_needs_a_rank():
     with pytest.raises(ArgumentError) as caught:
         run(marked, ranks=0)
-    assert str(caught.value) == "run(ranks=0): expected at least 1, got 0"
+    assert str(caught.value) == "run(ranks): expected an integer >= 1, got 0"
 
 
 def test_a_closed_group_refuses_calls():
@@ -317,7 +317,7 @@ def test_broadcast_needs_a_root_of_the_group():
             group.broadcast(b"", "x", root=2)
         return str(caught.value)
 
-    text = "broadcast(x): root: expected 0 to 1, got 2"
+    text = "broadcast(x): root: expected an integer from 0 to 1, got 2"
     assert spawn(main, 2, model=RankModel.THREADS) == [text, text]
 
 

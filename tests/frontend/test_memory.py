@@ -1,6 +1,5 @@
 """Views, peers, words, waits, signals, counters and pointers: the ops they give, and what is refused."""
 
-
 import numpy as np
 import pytest
 from tests.frontend.helpers import all_of, build, error, names, only, own, peer, refuses, run, shared

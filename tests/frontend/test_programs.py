@@ -1,6 +1,5 @@
 """The programs that peertile is for, as written: they compile, and the evaluator runs them to the right values."""
 
-
 import numpy as np
 import pytest
 from tests.frontend.helpers import all_of, box, build, names, only, own, peer, run, shared

@@ -1,6 +1,5 @@
 """What a kernel may not contain, each refused by name with the line, and names that mean nothing."""
 
-
 import ast
 import linecache
 import textwrap
@@ -10,6 +9,8 @@ import pytest
 from tests.frontend.helpers import build, error, own, refuses, shared, underlined
 
 import peertile.language as T
+from peertile.captures import snapshot
+from peertile.direct import fingerprint
 from peertile.errors import CompileError
 from peertile.frontend.build import build_kernel
 
@@ -243,6 +244,67 @@ def test_functions_without_source_are_refused():
         "not through exec"
     )
     assert error(scope["kernel"]).message == message
+
+
+def test_helpers_without_source_are_refused_where_they_are_called():
+    scope = {}
+    exec("def helper(t):\n    return t", scope)
+    helper = scope["helper"]
+    assert helper.__module__ is None
+
+    def kernel(z, x):
+        z.store(helper(x.load_like(z)))
+
+    message = (
+        "`helper`: its source cannot be read from <string>; define kernels in a file or a notebook cell, not through exec"
+    )
+    refuses(kernel, message, "helper(x.load_like(z))")
+    assert snapshot(kernel).is_current()
+    assert fingerprint(kernel) is not None
+
+
+TOO_DEEP = (
+    "expression nests too deeply: expected at most 200 operations in one expression, each on the result of the one "
+    "before, got more; name parts of it"
+)
+
+
+def test_an_expression_has_a_depth_that_is_refused_with_its_line():
+    build(compiled("z.store(x.load_like(z)" + " + 1.0" * 190 + ")"))
+    found = error(compiled("t = x.load_like(z)\nz.store(t" + " + 1.0" * 900 + ")"))
+    assert found.message == TOO_DEEP
+    assert found.loc.line == 3
+    assert underlined(found) == "t" + " + 1.0" * 701
+    assert error(compiled("v = " + "-" * 900 + "n")).message == TOO_DEEP
+    assert error(compiled("v = n" + ".astype(T.i64)" * 300)).message == TOO_DEEP
+
+
+def test_blocks_and_expressions_that_python_cannot_hold_together_are_refused():
+    body, pad = "", ""
+    for k in range(90):
+        body += f"{pad}if n > {k}:\n"
+        pad += " "
+    found = error(compiled(f"{body}{pad}z.store(x.load_like(z){' + 1.0' * 190})"))
+    assert found.message == (
+        "this statement nests too deeply: blocks, helpers and expressions inside each other, beyond what Python's stack "
+        "holds; name parts of its expressions, or call fewer helpers inside each other"
+    )
+
+
+@pytest.mark.parametrize("kind", [RecursionError, MemoryError])
+def test_a_file_too_deep_for_pythons_parser_is_refused(kind, monkeypatch):
+    fn = compiled(f"v = '{kind.__name__}'")
+
+    def parse(text):
+        raise kind
+
+    monkeypatch.setattr("peertile.frontend.parse.ast.parse", parse)
+    found = error(fn)
+    assert found.message == (
+        f"`kernel`: {fn.__code__.co_filename} cannot be parsed: an expression in it nests too deeply for Python's parser; "
+        "name parts of it"
+    )
+    assert found.loc.line == 1
 
 
 def test_a_changed_file_is_noticed():

@@ -88,7 +88,12 @@ REFUSED = [
     ("n * 1e10", f16, "10000000000.0 does not fit f16; cast the tile to a wider dtype with .astype(...)"),
     ("n / 2", i32, "`/`: expected floats, got i32; use // to round down, or convert with .astype(T.f32)"),
     ("n // 2.0", f32, "`//`: expected integers, got f32; use T.floor(a / b)"),
-    ("n % 2.0", f32, "`%`: expected integers, got f32"),
+    ("n % 2.0", f32,
+     "`%`: expected integers, got f32; write a - T.floor(a / b) * b for the remainder of a rounding down"),
+    ("(n + 1) is None", f32, "`is`: a tile is never None, got f32; only a name may be tested, as in "
+     "`bias is None` of a parameter that may be None"),
+    ("None is not (n + 1)", f32, "`is not`: a tile is never None, got f32; only a name may be tested, as in "
+     "`bias is None` of a parameter that may be None"),
     ("n & 1", f32, "`&`: expected integers or bool, got f32; bitcast first if the bits are meant"),
     ("n + n", b1, "`+`: expected numbers, got bool; convert with .astype(T.i32)"),
     ("-n", b1, "`-`: expected numbers, got bool; convert with .astype(T.i32), or use ~ for not"),
@@ -127,6 +132,14 @@ REFUSED = [
      "T.zeros: shape[0]: expected an int known at compile time, got the run-time value i64; make it T.Const[int]"),
     ("T.zeros((0,))", i32, "T.zeros: shape: extent 0: expected a positive power of two, got 0"),
     ("T.zeros((1, 1, 1, 1, 1, 1, 1))", i32, "T.zeros: shape: expected at most 6 axes, got 7"),
+    ("T.zeros((2**70,))", i32, "T.zeros: shape: expected at most 1048576 elements in a tile, got 1180591620717411303424 in "
+     "(1180591620717411303424,); use smaller tiles, and more of them"),
+    ("T.zeros((2048, 1024))", i32, "T.zeros: shape: expected at most 1048576 elements in a tile, got 2097152 in "
+     "(2048, 1024); use smaller tiles, and more of them"),
+    ("T.zeros((2048, 1)) + T.zeros((1, 1024))", i32, "`+`: shapes (2048, 1) and (1, 1024) broadcast to (2048, 1024): "
+     "expected at most 1048576 elements in a tile, got 2097152; use smaller tiles, and more of them"),
+    ("T.iota(2**21)", i32, "T.iota: n: expected at most 1048576 elements in a tile, got 2097152 in (2097152,); use smaller "
+     "tiles, and more of them"),
     ("T.full((4,), T.iota(4))", i32, "T.full: value: expected a scalar, got i64[4]; use T.broadcast"),
 ]  # fmt: skip
 

@@ -1,4 +1,3 @@
-
 """One small body per op, valid, for the tests that walk all ops; and the parameters they share.
 
 `%i` is an index, `%c` a bool, `%t` a f32[4] tile, `%n` an i32[4] tile, `%m` a f32[4, 8] tile.

@@ -1,27 +1,74 @@
-
 """Bodies that break the rule of each op, with the whole message; parameters as in `cases.py`."""
 
 REJECTED: list[tuple[str, str, str]] = [
     ("view_stride", "%r = view_stride(%x, axis=2) : i64", "view_stride: axis: expected 0 to 1, got 2"),
     ("view_slice", "%r = view_slice(%y, %i, %i) : view<f32, 1, read_write>", "view_slice: operands: expected 4, got 3"),
-    ("view_slice", "%r = view_slice(%y, %i, %f, %i) : view<f32, 1, read_write>", "view_slice: extent 0: expected an i64 scalar, got f32"),
-    ("view_slice", "%r = view_slice(%y, %i, %i, %i) : view<f32, 1, read>", "view_slice: result: expected a view of rank 1 with dtype, access and space of view<f32, 1, read_write>, got view<f32, 1, read>"),
-    ("view_slice", "%r = view_slice(%t, %i, %i, %i) : view<f32, 1, read>", "view_slice: view: expected a view, got f32[4]"),
-    ("view_permute", "%r = view_permute(%x, axes=[0, 0]) : view<f32, 2, read>", "view_permute: axes: expected a permutation of 2 axes, got [0, 0]"),
+    (
+        "view_slice",
+        "%r = view_slice(%y, %i, %f, %i) : view<f32, 1, read_write>",
+        "view_slice: extent 0: expected an i64 scalar, got f32",
+    ),
+    (
+        "view_slice",
+        "%r = view_slice(%y, %i, %i, %i) : view<f32, 1, read>",
+        "view_slice: result: expected a view of rank 1 with dtype, access and space of view<f32, 1, read_write>, got view<f32, 1, read>",
+    ),
+    (
+        "view_slice",
+        "%r = view_slice(%t, %i, %i, %i) : view<f32, 1, read>",
+        "view_slice: view: expected a view, got f32[4]",
+    ),
+    (
+        "view_permute",
+        "%r = view_permute(%x, axes=[0, 0]) : view<f32, 2, read>",
+        "view_permute: axes: expected a permutation of 2 axes, got [0, 0]",
+    ),
     ("view_reshape", "%r = view_reshape(%y, %i) : f32", "view_reshape: result: expected a view, got f32"),
     ("gather", "%r = gather(%x, %n, %i, axis=2) : f32[4, 8]", "gather: axis: expected 0 to 1, got 2"),
-    ("gather", "%r = gather(%x, %n, %i, axis=1) : f32[4, 8]", "gather: indices: expected integers of shape [8], got i32[4]"),
+    (
+        "gather",
+        "%r = gather(%x, %n, %i, axis=1) : f32[4, 8]",
+        "gather: indices: expected integers of shape [8], got i32[4]",
+    ),
     ("gather", "%r = gather(%x, %n, axis=0) : f32[4, 8]", "gather: index: expected 1 beside axis 0, got 0"),
     ("scatter", "scatter(%x, %m, %n, %i, axis=0)", "scatter: view: expected a writable view, got view<f32, 2, read>"),
-    ("tile_load", "%r = tile_load(%y, %i, order=Order.release, scope=Scope.device) : f32[4]", "tile_load: order: expected one of relaxed, acquire, got release"),
-    ("tile_store", "tile_store(%y, %t, %i, order=Order.acquire, scope=Scope.device)", "tile_store: order: expected one of relaxed, release, got acquire"),
+    (
+        "tile_load",
+        "%r = tile_load(%y, %i, order=Order.release, scope=Scope.device) : f32[4]",
+        "tile_load: order: expected one of relaxed, acquire, got release",
+    ),
+    (
+        "tile_store",
+        "tile_store(%y, %t, %i, order=Order.acquire, scope=Scope.device)",
+        "tile_store: order: expected one of relaxed, release, got acquire",
+    ),
     ("async_store", "%r = async_store(%y, %t, %i) : i64", "async_store: result: expected a transfer, got i64"),
     ("wait_transfer", "wait_transfer(%i)", "wait_transfer: operand 0: expected a transfer, got i64"),
-    ("wait_any", "%r = wait_any(%y, %f, %i, cmp=Cmp.ge, scope=Scope.device) : i64", "wait_any: dtype: expected a 32- or 64-bit integer, got f32"),
-    ("wait_any", "%v = const(value=3) : u64\n%r = wait_any(%w, %v, cmp=Cmp.ge, scope=Scope.device) : i64", "wait_any: operands: expected 3, got 2"),
-    ("barrier_arrive", "barrier_arrive(%bar)", "barrier_arrive: order: expected barrier_wait behind it in the same block, got none"),
-    ("barrier_arrive", "barrier_arrive(%bar)\nbarrier_arrive(%bar)\nbarrier_wait(%bar)", "barrier_arrive: order: expected barrier_wait behind it, got barrier_arrive"),
-    ("barrier_wait", "barrier_wait(%bar)", "barrier_wait: order: expected barrier_arrive in front of it in the same block, got none"),
+    (
+        "wait_any",
+        "%r = wait_any(%y, %f, %i, cmp=Cmp.ge, scope=Scope.device) : i64",
+        "wait_any: dtype: expected a 32- or 64-bit integer, got f32",
+    ),
+    (
+        "wait_any",
+        "%v = const(value=3) : u64\n%r = wait_any(%w, %v, cmp=Cmp.ge, scope=Scope.device) : i64",
+        "wait_any: operands: expected 3, got 2",
+    ),
+    (
+        "barrier_arrive",
+        "barrier_arrive(%bar)",
+        "barrier_arrive: order: expected barrier_wait behind it in the same block, got none",
+    ),
+    (
+        "barrier_arrive",
+        "barrier_arrive(%bar)\nbarrier_arrive(%bar)\nbarrier_wait(%bar)",
+        "barrier_arrive: order: expected barrier_wait behind it, got barrier_arrive",
+    ),
+    (
+        "barrier_wait",
+        "barrier_wait(%bar)",
+        "barrier_wait: order: expected barrier_arrive in front of it in the same block, got none",
+    ),
     ("const", "%r = const(value=300) : u8", "const: value: 300 does not fit u8"),
     ("const", "%r = const(value=1) : f32", "const: value: expected float for f32, got 1"),
     ("const", "%r = const(value=1) : bool", "const: value: expected bool for bool, got 1"),

@@ -121,6 +121,9 @@ def test_foreign_op() -> None:
     ("t", "message"),
     [
         (TileType(f32, (3,)), "expected extents that are powers of two"),
+        (TileType(f32, (2048, 1024)), "expected at most 1048576 elements in a tile"),
+        (ViewType(f32, 2, partition=Partition((2048, 1024))), "expected at most 1048576 elements in a tile"),
+        (MailboxType(f32, (2048, 1024), 2, False), "expected at most 1048576 elements in a tile"),
         (TileType(f32, (1,) * 7), "expected a tile rank of at most 6"),
         (ViewType(f32, 5), "expected a rank of at most 4"),
         (ViewType(f32, 2, unit_stride=(True,)), "expected one unit-stride promise per axis"),

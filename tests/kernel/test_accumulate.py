@@ -82,6 +82,9 @@ def test_an_accumulator_is_only_updated():
     def swaps(h):
         h.atomic((0,), T.Rmw.XCHG, T.zeros((8,), T.i64))
 
+    def adds(h):
+        h.add((0,), T.zeros((8,), T.i64))
+
     def words(h):
         T.ld(h)
 
@@ -99,6 +102,12 @@ def test_an_accumulator_is_only_updated():
         "write h.atomic_add(index, tile), and read the tensor in the next launch",
     )
     refuses(swaps, "atomic on `h`: rmw: expected a function that combines, got xchg, whose last writer is not fixed")
+    refuses(
+        adds,
+        "the accumulator `h` has no `.add`; write h.atomic_add(index, tile) to add to it, or "
+        "h.atomic(index, T.Rmw.MAX, tile) for another function",
+        "h.add",
+    )
     refuses(words, "T.ld: word: expected a T.Peer parameter or a view of one, got the accumulator `h`")
     refuses(narrow, "atomic on `h`: expected dtype i64, got i32[8]; convert it with .astype(h.dtype)")
 

@@ -1,6 +1,5 @@
 """The mailbox rules B1 to B7: what keeps them compiles, each way to break one is refused with its line."""
 
-
 import pytest
 from tests.frontend.helpers import build, error, underlined
 
@@ -128,7 +127,52 @@ def persistent_tiles(zp, x, box):
         tile.store(exchange(box, x.load_like(tile)))
 
 
+def puts_to_ranks_that_may_differ(z, x, box, n, k):
+    t = x.load((0,), (64,))
+    with box.round() as r:
+        r.put(t, to=n)
+        r.put(t, to=k)
+        r.put(t, to=n + 1)
+        if n > 3:
+            r.put(t, to=0)
+        else:
+            r.put(t, to=1)
+        r.put(t, to=0)
+    for part in box.collect():
+        z.store(part)
+
+
+def puts_in_rounds_of_their_own(z, x, box, n):
+    for k in T.range(n):
+        with box.round() as r:
+            r.put(x.load((k,), (64,)), to=0)
+        for part in box.collect():
+            z.store(part)
+
+
+def only_the_meeting(z, x, box):
+    box.post(x.load((0,), (64,)))
+    for _ in box.collect():
+        pass
+    box.post(x.load((0,), (64,)))
+    for source, _ in box.collect(sources=True):
+        z.store(source.astype(T.f32))
+
+
+def tiles_of_which_the_name_is_read(z, x, box):
+    box.post(x.load((0,), (64,)))
+    for part in box.collect():
+        part += 1.0
+    box.post(x.load((0,), (64,)))
+    for pair in box.collect(sources=True):
+        z.store(pair[1])
+
+
 GOOD = [
+    puts_to_ranks_that_may_differ,
+    puts_in_rounds_of_their_own,
+    only_the_meeting,
+    tiles_of_which_the_name_is_read,
     rounds_in_a_loop,
     two_mailboxes_interleaved,
     whole_rounds_under_an_equal_condition,
@@ -300,6 +344,101 @@ def unused_collect(z, x, box):
     box.collect()
 
 
+def collect_of_tiles_that_nobody_reads(z, x, box):
+    box.post(x.load((0,), (64,)))
+    for part in box.collect():
+        pass
+    z.store(0.0)
+
+
+def collect_of_sources_alone(z, x, box):
+    box.post(x.load((0,), (64,)))
+    for source, part in box.collect(sources=True):
+        z.store(source.astype(T.f32))
+
+
+def collect_that_rebinds_its_tile(z, x, box):
+    box.post(x.load((0,), (64,)))
+    for part in box.collect():
+        part = 1.0  # noqa: F841, PLW2901
+        z.store(0.0)
+
+
+def post_by_another_name(z, x, box):
+    f = box.post
+    f(x.load((0,), (64,)))
+
+
+def post_in_a_tuple(z, x, box):
+    fs = (box.post, box.collect)
+    fs[0](x.load((0,), (64,)))
+
+
+def call_it(f, t):
+    f(t)
+
+
+def post_passed_to_a_helper(z, x, box):
+    call_it(box.post, x.load((0,), (64,)))
+
+
+def post_passed_by_keyword(z, x, box):
+    call_it(t=x.load((0,), (64,)), f=box.post)
+
+
+def the_post_of(box):
+    return box.post
+
+
+def post_returned_by_a_helper(z, x, box):
+    the_post_of(box)(x.load((0,), (64,)))
+
+
+def post_not_called(z, x, box):
+    box.post
+
+
+def put_by_another_name(z, x, box):
+    with box.round() as r:
+        send = r.put
+        send(x.load((0,), (64,)), to=0)
+
+
+def put_twice_to_a_constant(z, x, box):
+    with box.round() as r:
+        r.put(x.load((0,), (64,)), to=0)
+        r.put(x.load((1,), (64,)), to=0)
+
+
+def put_twice_to_a_value(z, x, box):
+    with box.round() as r:
+        for k in T.ranks():
+            r.put(x.load((k,), (64,)), to=k)
+            r.put(x.load((0,), (64,)), to=k)
+
+
+def put_twice_to_equal_expressions(z, x, box):
+    with box.round() as r:
+        r.put(x.load((0,), (64,)), to=(T.rank() + 1) % T.num_ranks())
+        r.put(x.load((1,), (64,)), to=(T.rank() + 1) % T.num_ranks())
+
+
+def put_in_both_arms_and_behind(z, x, box, n):
+    with box.round() as r:
+        if n > 3:
+            r.put(x.load((0,), (64,)), to=0)
+        else:
+            r.put(x.load((1,), (64,)), to=0)
+        r.put(x.load((2,), (64,)), to=0)
+
+
+def put_and_put_again_in_an_arm(z, x, box, n):
+    with box.round() as r:
+        r.put(x.load((0,), (64,)), to=n)
+        if n > 3:
+            r.put(x.load((1,), (64,)), to=n)
+
+
 def unused_round(z, x, box):
     box.round()
 
@@ -417,6 +556,16 @@ def word_decides(z, x, words, box):
         z.store(exchange(box, x.load((0,), (64,))))
 
 
+TWICE = (
+    "mailbox `box`: put to a rank that has its tile of this round (MB-25): expected one put for each rank and round, got a "
+    "second, which would replace the first; choose the tile before the put, or send it in a round of its own"
+)
+METHOD = "a mailbox is only a receiver (rule B7), got its method"
+UNREAD = (
+    "`part`: the tiles of `box.collect()` are not used (rule B6): expected the loop to read `part`, as in `acc += part`; "
+    "where only the meeting counts, name it `_`"
+)
+
 B1 = "mailbox `box`: "
 BAD = [
     (post_twice, B1 + "post with 1 round outstanding (rule B1): expected fewer than 1; collect first, with "
@@ -466,6 +615,22 @@ BAD = [
     (round_behind_its_with, "`r` is a round of the mailbox `box` that was sent when its with ended", "r"),
     (unused_collect, "unused result: `box.collect()` does nothing by itself (rule B6); write "
      "`for part in box.collect():`", "box.collect()"),
+    (collect_of_tiles_that_nobody_reads, UNREAD, "part"),
+    (collect_of_sources_alone, UNREAD, "part"),
+    (collect_that_rebinds_its_tile, UNREAD, "part"),
+    (post_by_another_name, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (post_in_a_tuple, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (post_passed_to_a_helper, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (post_passed_by_keyword, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (post_returned_by_a_helper, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (post_not_called, f"`box.post`: {METHOD} post as a value; call it where it is written", "box.post"),
+    (put_by_another_name, "`r.put`: a round of a mailbox is only a receiver (rule B7), got its method put as a value; "
+     "call it where it is written", "r.put"),
+    (put_twice_to_a_constant, TWICE, "r.put(x.load((1,), (64,)), to=0)"),
+    (put_twice_to_a_value, TWICE, "r.put(x.load((0,), (64,)), to=k)"),
+    (put_twice_to_equal_expressions, TWICE, "r.put(x.load((1,), (64,)), to=(T.rank() + 1) % T.num_ranks())"),
+    (put_in_both_arms_and_behind, TWICE, "r.put(x.load((2,), (64,)), to=0)"),
+    (put_and_put_again_in_an_arm, TWICE, "r.put(x.load((1,), (64,)), to=n)"),
     (unused_round, "unused result: `box.round()` does nothing by itself; write `with box.round() as r:`", "box.round()"),
     (alias, "`box`: a mailbox is only a receiver, as in box.post(tile), or an argument of a helper (rule B7), got a use as "
      "a value; write its own name where it is used", "box"),
@@ -521,6 +686,12 @@ def test_the_whole_text_shows_both_places():
             "    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
         ]
     )
+
+
+def test_a_second_put_shows_the_first():
+    ((note, loc),) = error(put_twice_to_a_constant).notes
+    assert note == "the first was put here"
+    assert loc.line == put_twice_to_a_constant.__code__.co_firstlineno + 2
 
 
 def test_b4_shows_where_the_value_comes_from():

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from peertile.comm.group import Group
+from peertile.errors import ArgumentError
+from peertile.runtime.checks import check_integer, check_text
 
 __all__ = ["progress", "report"]
 
@@ -22,6 +24,10 @@ def progress(group: Group, label: str, total: int) -> Iterator[Callable[[int, st
     ...     bar(1, "loss 0.5")
     training: 1 of 2, loss 0.5
     """
+    if not isinstance(group, Group):
+        raise ArgumentError(f"progress(group): expected a group, as pt.init() gives, got {group!r}")
+    check_text("progress(label)", label)
+    check_integer("progress(total)", total)
     if group.rank != 0:
         yield lambda done, note: None
         return
@@ -50,6 +56,10 @@ def report(title: str, rows: Mapping[str, str]) -> None:
     >>> import peertile as pt
     >>> pt.report("result", {"accuracy": "0.97"})  # doctest: +SKIP
     """
+    check_text("report(title)", title)
+    wrong = not isinstance(rows, Mapping) or not all(isinstance(text, str) for row in rows.items() for text in row)
+    if wrong:
+        raise ArgumentError(f"report(rows): expected a mapping of strings to strings, got {rows!r}")
     from rich.console import Console
     from rich.table import Table
 

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from peertile.comm.control import ControlBlock, RankState, Segment
-from peertile.errors import AllocationError, PeerFailed, PeertileError, SymmetryError, WaitTimeout
+from peertile.errors import AllocationError, InternalError, PeerFailed, PeertileError, SymmetryError, WaitTimeout
 
 __all__ = ["Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave", "Reply", "Request", "name_ranks"]
 
@@ -75,6 +75,7 @@ class Outcome(Enum):
     TIMED_OUT = "timed out"
     PEER_FAILED = "peer failed"
     EXHAUSTED = "exhausted"
+    BROKEN = "broken"
 
 
 class Reply(NamedTuple):
@@ -102,6 +103,8 @@ class Reply(NamedTuple):
                 return PeerFailed(self.rank, self.text)
             case Outcome.EXHAUSTED:
                 return AllocationError(self.text)
+            case Outcome.BROKEN:
+                return InternalError(self.text)
 
 
 Deliver = Callable[[int, Reply, tuple[int, ...]], None]
@@ -373,6 +376,12 @@ class Coordinator:
         for fd in drop:
             self._close_fd(fd)
         self._deliver(rank, reply, ())  # also to one that is gone: a thread that was given up may still wait
+
+
+def broken(request: Arrive, error: Exception) -> Reply:
+    """The answer to a call that the coordinator could not work with: it concerns its caller, not the job."""
+    text = f"{request.call}: the rendezvous could not handle this call: {type(error).__name__}: {error}"
+    return Reply(request.ticket, Outcome.BROKEN, text=text)
 
 
 def _failed(ticket: int, rank: int, cause: str) -> Reply:

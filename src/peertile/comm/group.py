@@ -12,9 +12,11 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
+
+import numpy as np
 
 from peertile.comm.control import RankState
 from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Reply, name_ranks
@@ -22,6 +24,7 @@ from peertile.comm.frames import MAX_FDS
 from peertile.comm.rendezvous import Link
 from peertile.config import config
 from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UsageError
+from peertile.runtime.checks import check_callable, check_integer, check_text, check_timeout
 
 __all__ = ["Group", "RankModel", "describe"]
 
@@ -112,6 +115,8 @@ class Group:
         With `fds`, on every rank: each payload with its rank's file descriptors, which are duplicates, this rank's
         own too, and now belong to the caller. At most 250 over all ranks.
         """
+        if fds is not None and not isinstance(fds, Sequence):
+            raise ArgumentError(f"exchange({what}): fds: expected a sequence of file descriptors, got {fds!r}")
         if fds is None:
             return list(self._call(f"exchange({what})", payload, timeout_s=timeout_s)[0].payloads)
         reply, received = self._call(f"exchange({what}, fds)", payload, fds=fds, timeout_s=timeout_s)
@@ -127,8 +132,9 @@ class Group:
 
     def broadcast(self, payload: bytes | None, what: str, *, root: int = 0, timeout_s: float | None = None) -> bytes:
         """Collective. The payload of rank `root`, on every rank; the others' are not looked at."""
-        if not 0 <= root < self.size:
-            raise ArgumentError(f"broadcast({what}): root: expected 0 to {self.size - 1}, got {root}")
+        check_integer(f"broadcast({what}): root", root, 0, self.size - 1)
+        if self.rank == root:
+            _check_payload(f"broadcast({what})", payload)
         mine = payload if self.rank == root and payload is not None else b""
         return self._call(f"broadcast({what}, root={root})", mine, timeout_s=timeout_s)[0].payloads[root]
 
@@ -147,6 +153,7 @@ class Group:
     def all_or_none(self, what: str, action: Callable[[], T]) -> T:
         """Collective. Runs `action` here; unless it succeeds on every rank, every rank raises: its own error where it
         failed, PeerFailed elsewhere. The group stays sound."""
+        check_callable(f"all_or_none({what}): action", action)
         with self.collective(what):
             return action()
 
@@ -168,7 +175,11 @@ class Group:
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Collective over this group, with the same `ranks` everywhere. The group of those ranks, numbered in the
         given order, on its members; None on the others. Groups may overlap; each has its own numbering and words."""
-        chosen = tuple(ranks)
+        wrong_kind = isinstance(ranks, str | bytes) or not isinstance(ranks, Iterable)
+        chosen = () if wrong_kind else tuple(ranks)
+        if wrong_kind or not all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in chosen):
+            raise ArgumentError(f"subgroup(ranks): expected a sequence of integers, got {ranks!r}")
+        chosen = tuple(int(rank) for rank in chosen)
         if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= rank < self.size for rank in chosen):
             raise ArgumentError(
                 f"subgroup({list(chosen)}): expected at least one rank, each of 0 to {self.size - 1} and once"
@@ -205,6 +216,7 @@ class Group:
     def fail(self, cause: str) -> None:
         """Marks the group broken on every rank, with this rank and `cause`. Never waits; the first failure wins."""
         self._usable("fail")
+        check_text("fail(cause)", cause)
         self._own_failure = PeerFailed(self.rank, cause)
         self._link.tell(Fail(self._key, self._generation, cause))
 
@@ -223,6 +235,7 @@ class Group:
 
     def on_recover(self, callback: Callable[[], object]) -> None:
         """Registers a callback for `recover`. Register the same ones in the same order on every rank."""
+        check_callable("on_recover(callback)", callback)
         self._callbacks.append(callback)
 
     def forget_recover(self, callback: Callable[[], object]) -> None:
@@ -232,6 +245,7 @@ class Group:
 
     def dying(self, cause: str) -> None:
         """This rank will not go on: every group it is in fails with `cause`. Never waits."""
+        check_text("dying(cause)", cause)
         if self._pid == os.getpid():
             self._link.tell(Dying(cause))
 
@@ -268,9 +282,13 @@ class Group:
         timeout_s: float | None = None,
     ) -> tuple[Reply, list[int]]:
         self._usable(call)
+        # Before anything is sent: the coordinator, which serves all ranks, sees arguments that it can work with.
+        bound = config().wait_timeout_s if timeout_s is None else check_timeout(f"{call}: timeout_s", timeout_s)
+        payload = _check_payload(call, payload)
+        if fds:
+            _check_descriptors(call, fds)
         if len(fds) * self.size > MAX_FDS:
             raise ArgumentError(f"{call}: expected at most {MAX_FDS // self.size} descriptors per rank, got {len(fds)}")
-        bound = config().wait_timeout_s if timeout_s is None else timeout_s
         with self._lock:
             if call != RECOVER:
                 self.check()
@@ -286,6 +304,22 @@ class Group:
         if refusal is not None:
             raise refusal
         return reply, received
+
+
+def _check_payload(call: str, payload: Any) -> bytes:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise ArgumentError(f"{call}: payload: expected bytes, got {payload!r}")
+    return bytes(payload)
+
+
+def _check_descriptors(call: str, fds: Any) -> None:
+    """Every one is open: sending a closed one would end this rank's connection."""
+    for fd in fds:
+        try:
+            check_integer(f"{call}: fds", fd)
+            os.fstat(fd)
+        except OSError:
+            raise ArgumentError(f"{call}: fds: expected open file descriptors, got {fd!r}, which is closed") from None
 
 
 def describe(error: BaseException) -> str:

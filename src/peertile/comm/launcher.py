@@ -29,6 +29,7 @@ from peertile.comm.rendezvous import Link, LocalHub, LocalLink, SocketLink, conn
 from peertile.comm.supervisor import launch
 from peertile.config import config
 from peertile.errors import ArgumentError, LaunchError, PeerFailed, PeertileError, UsageError, WaitTimeout
+from peertile.runtime.checks import check_callable, check_integer, check_timeout
 from peertile.runtime.device import Device
 from peertile.runtime.registry import open_device, use_device
 
@@ -141,6 +142,7 @@ class Program:
 
 def program(function: Callable[..., Any]) -> Program:
     """Marks `function(group, *args)` as what each rank runs: `run`, `spawn` and `peertile check` take it."""
+    check_callable("program(function)", function)
     return Program(function)
 
 
@@ -158,11 +160,12 @@ def run(
     execute this program again from its beginning, and then this process only waits for them, returns None, or
     exits with their status; or as threads, and then the result is rank 0's.
     """
+    check_callable("run(main)", main)
+    count = 1 if ranks is None else check_integer("run(ranks)", ranks, 1)
+    _check_model("run", model)
+    _check_args("run", args)
     if started_by_launcher(os.environ):
         return _run_here(main, args, ranks, port)
-    count = 1 if ranks is None else ranks
-    if count < 1:
-        raise ArgumentError(f"run(ranks={count}): expected at least 1, got {count}")
     if count == 1:
         return _run_here(main, args, None, port)
     if model is RankModel.THREADS:
@@ -187,8 +190,12 @@ def spawn(
     This process is none of them. Processes need a function at the top level of a module, and arguments and results
     that can be pickled. If a rank fails: PeerFailed naming the first, from its own exception where that is known.
     """
-    if ranks < 1:
-        raise ArgumentError(f"spawn(ranks={ranks}): expected at least 1, got {ranks}")
+    check_callable("spawn(function)", function)
+    check_integer("spawn(ranks)", ranks, 1)
+    _check_model("spawn", model)
+    _check_args("spawn", args)
+    if timeout_s is not None:
+        check_timeout("spawn(timeout_s)", timeout_s)
     if model is RankModel.THREADS:
         return _run_threads(function, ranks, args, timeout_s)
     results: list[Any] = [None] * ranks
@@ -210,6 +217,17 @@ def spawn(
     if failure is not None:
         raise PeerFailed(failure.rank, failure.cause) from _original(raised.get(failure.rank))
     return [pickle.loads(result) for result in results]
+
+
+def _check_model(function: str, model: Any) -> None:
+    if not isinstance(model, RankModel):
+        names = " or ".join(f"RankModel.{member.name}" for member in RankModel)
+        raise ArgumentError(f"{function}(model): expected {names}, got {model!r}")
+
+
+def _check_args(function: str, args: Any) -> None:
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise ArgumentError(f"{function}(args): expected a sequence of arguments, got {args!r}; write ({args!r},)")
 
 
 def lifeline() -> Lifeline | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from peertile.errors import ArgumentError
 from peertile.ir.types import Link
+from peertile.runtime.checks import check_integer
 
 __all__ = ["Links", "acknowledgement_needed"]
 
@@ -29,24 +30,31 @@ class Links(NamedTuple):
     @staticmethod
     def all_to_all(size: int) -> Links:
         """Every rank sends to every rank, itself included."""
+        check_integer("size", size, 1)
         return Links(size, frozenset((s, d) for s in range(size) for d in range(size)))
 
     @staticmethod
     def ring(size: int, step: int = 1) -> Links:
         """Rank r sends to r + step, round the ring. Nobody collects its own tile, unless it is alone."""
+        check_integer("size", size, 1)
+        check_integer("step", step, None)
         return Links(size, frozenset((r, (r + step) % size) for r in range(size)))
 
     @staticmethod
     def broadcast(size: int, root: int = 0) -> Links:
         """`root` sends to every rank, itself included; nobody else sends."""
-        if not 0 <= root < size:
-            raise ArgumentError(f"root: expected 0 to {size - 1}, got {root}")
+        check_integer("size", size, 1)
+        check_integer("root", root, 0, size - 1)
         return Links(size, frozenset((root, d) for d in range(size)))
 
     @staticmethod
     def among(size: int, members: Iterable[int]) -> Links:
         """All-to-all between `members` alone; the others post and collect nothing, but take part in the launch."""
-        chosen = sorted(set(members))
+        check_integer("size", size, 1)
+        try:
+            chosen = sorted({check_integer("members", member, None) for member in members})
+        except TypeError:
+            raise ArgumentError(f"members: expected ranks, got {members!r}") from None
         if not all(0 <= r < size for r in chosen):
             raise ArgumentError(f"members: expected ranks 0 to {size - 1}, got {chosen}")
         return Links(size, frozenset((s, d) for s in chosen for d in chosen))
@@ -54,7 +62,11 @@ class Links(NamedTuple):
     @staticmethod
     def of(size: int, pairs: Iterable[tuple[int, int]]) -> Links:
         """Any pairs (source, destination)."""
-        found = frozenset((int(s), int(d)) for s, d in pairs)
+        check_integer("size", size, 1)
+        try:
+            found = frozenset((int(s), int(d)) for s, d in pairs)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"pairs: expected pairs (source, destination) of ranks, got {pairs!r}") from None
         wrong = sorted(p for p in found if not all(0 <= r < size for r in p))
         if wrong:
             raise ArgumentError(f"pairs: expected ranks 0 to {size - 1}, got {wrong}")

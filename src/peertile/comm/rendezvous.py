@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from peertile.comm.control import ControlBlock, Segment
-from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, name_ranks
+from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, broken, name_ranks
 from peertile.comm.frames import Reader, Received, frame, send_some
 from peertile.errors import PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
 
@@ -102,7 +102,10 @@ class LocalHub:
         answer: SimpleQueue[tuple[Reply, list[int]]] = SimpleQueue()
         with self._lock:
             self._waiting[rank, request.ticket] = answer
-            self._coordinator.handle(rank, request, tuple(os.dup(fd) for fd in fds), time.monotonic())
+            try:
+                self._coordinator.handle(rank, request, tuple(os.dup(fd) for fd in fds), time.monotonic())
+            except Exception as error:
+                self._deliver(rank, broken(request, error), ())
         try:
             return answer.get(timeout=request.timeout_s)
         except Empty:
@@ -223,7 +226,7 @@ class Server:
             if isinstance(message, Hello):
                 self._join(peer, message)
             elif peer.rank is not None and self._coordinator is not None:
-                self._coordinator.handle(peer.rank, message, fds, time.monotonic())
+                self._handle(self._coordinator, peer.rank, message, fds)
                 if isinstance(message, Leave) and peer.rank == 0:
                     self._over = True
         if peer.ended:
@@ -233,6 +236,16 @@ class Server:
                 del self._peers[peer.rank]
                 if self._coordinator is not None:
                     self._coordinator.lose(peer.rank, f"its process {peer.pid} ended without leaving the group")
+
+    def _handle(self, coordinator: Coordinator, rank: int, message: Request, fds: tuple[int, ...]) -> None:
+        """One message. What goes wrong with it is told to the rank that sent it: this thread serves all ranks."""
+        try:
+            coordinator.handle(rank, message, fds, time.monotonic())
+        except Exception as error:
+            if isinstance(message, Arrive):
+                self._deliver(rank, broken(message, error), ())
+            else:
+                coordinator.lose(rank, f"the rendezvous could not handle its message {message!r}: {error}")
 
     def _join(self, peer: _Peer, hello: Hello) -> None:
         other = self._peers.get(hello.rank)

@@ -26,10 +26,11 @@ from peertile.dtypes import DType
 from peertile.errors import AllocationError, ArgumentError, UsageError
 from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
 from peertile.runtime.argument import Argument, Use, canonical, pack_words, symmetric_type
+from peertile.runtime.checks import check_dtype, check_integer
 from peertile.runtime.driver import SegmentHandle, ShareHandle
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
-from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape
+from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape, normal_tile
 
 if TYPE_CHECKING:
     from peertile.comm.group import Group
@@ -94,8 +95,9 @@ class SymmetricHeap:
     """
 
     def __init__(self, group: Group, size_bytes: int) -> None:
-        if not isinstance(size_bytes, int) or size_bytes <= 0:
-            raise ArgumentError(f"size_bytes: expected a positive integer, got {size_bytes!r}")
+        if not hasattr(group, "all_or_none"):  # by what it does: Group is imported for its type alone
+            raise ArgumentError(f"SymmetricHeap(group): expected a group, as pt.init() gives, got {group!r}")
+        size_bytes = check_integer("size_bytes", size_bytes, 1)
         self.group = group
         self.device: Device = current_device()
         self.size_bytes = -(-size_bytes // 4096) * 4096
@@ -152,6 +154,7 @@ class SymmetricHeap:
     def empty(self, shape: int | Sequence[int], dtype: DType) -> SymmetricTensor:
         """A symmetric tensor with undefined contents."""
         dims = normal_shape(shape)
+        check_dtype(dtype)
         what = f"tensor {dtype}{list(dims)}"
         storage = self._take(what, prod(dims) * dtype.itemsize)
         return SymmetricTensor(self, storage, dtype, dims, self._offset(storage))
@@ -201,24 +204,25 @@ class SymmetricHeap:
         programs · depth · ranks · bytes of a tile. `links` says who sends to whom (default: everybody to everybody),
         `posts_ahead` how many rounds a kernel may post before it collects the first. See docs/concepts/mailbox.md.
         """
-        shape = (tile,) if isinstance(tile, int | np.integer) else tuple(tile)
-        for n in shape:
-            if not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
-                raise ArgumentError(f"tile: expected extents that are powers of two, got {n!r} in {shape}")
-        if depth < 1 or depth & (depth - 1):
+        shape = normal_tile("tile", tile)
+        check_dtype(dtype)
+        if check_integer("depth", depth, None) < 1 or depth & (depth - 1):
             raise ArgumentError(f"depth: expected a power of two, got {depth}")
-        if not 1 <= posts_ahead <= depth:
+        if not 1 <= check_integer("posts_ahead", posts_ahead, None) <= depth:
             raise ArgumentError(
                 f"posts_ahead: expected 1 to depth = {depth}, got {posts_ahead}; a round needs a slot of its own"
             )
         size = self.group.size
+        if links is not None and not isinstance(links, Links):
+            raise ArgumentError(f"links: expected pt.Links or None, got {links!r}")
         if links is not None and links.size != size:
             raise ArgumentError(f"links: expected links between {size} ranks, as the group has, got {links.size}")
-        dims = tuple(int(n) for n in shape)
-        return Mailbox(self, dims, dtype, _positive("programs", programs), depth, links, posts_ahead)
+        return Mailbox(self, shape, dtype, _positive("programs", programs), depth, links, posts_ahead)
 
     def free(self, item: SymmetricTensor | _Channel) -> None:
         """Give an object back, collectively and in the same order on every rank; its bytes are reused."""
+        if not isinstance(item, SymmetricTensor | _Channel):
+            raise ArgumentError(f"free: expected an object of a symmetric heap, got {item!r}")
         storages = item.storages
         self._check_open("free")
         self.group.agree(f"free {[s.name for s in storages]}", "SymmetricHeap.free")
@@ -287,9 +291,7 @@ class SymmetricHeap:
 
 
 def _positive(role: str, value: int) -> int:
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise ArgumentError(f"{role}: expected an integer >= 1, got {value!r}")
-    return int(value)
+    return check_integer(role, value, 1)
 
 
 class SymmetricTensor:
@@ -327,8 +329,7 @@ class SymmetricTensor:
     def at(self, rank: int) -> Tensor:
         """The part of `rank`. Nothing orders host access with that rank's kernels but the program itself."""
         size = self.heap.group.size
-        if not 0 <= rank < size:
-            raise ArgumentError(f"rank: expected 0 to {size - 1}, got {rank}")
+        check_integer("rank", rank, 0, size - 1)
         if rank not in self._parts:
             if rank == self.heap.group.rank:
                 storage = self.storage

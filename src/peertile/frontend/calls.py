@@ -66,11 +66,11 @@ _INSTEAD: Final = {
 }
 
 
-def call(b: Build, function: Abstract, node: ast.Call, evaluate: _Evaluate, receiver: _Evaluate) -> Abstract:
+def call(b: Build, function: Abstract, node: ast.Call, evaluate: _Evaluate, argument: _Evaluate) -> Abstract:
     """Calls `function` with the arguments of `node`; only a helper's may be a mailbox."""
     target = function.value if isinstance(function, Known) else None
     is_helper = isinstance(target, FunctionType) and word_of(target) is None
-    value_of = receiver if is_helper else evaluate
+    value_of = argument if is_helper else evaluate
     args = [value_of(b, arg) for arg in node.args]
     kwargs = {k.arg: value_of(b, k.value) for k in node.keywords if k.arg is not None}
     if isinstance(function, Method):

@@ -15,7 +15,7 @@ from peertile.frontend.values import Abstract, Known, Tile, Tup, describe, is_nu
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Rounding
-from peertile.ir.types import MAX_TILE_RANK, TileType
+from peertile.ir.types import MAX_TILE_ELEMENTS, MAX_TILE_RANK, TileType
 
 __all__ = [
     "axis_number",
@@ -117,6 +117,11 @@ def broadcast_shapes(b: Build, a: tuple[int, ...], c: tuple[int, ...], role: str
                 "reshape one of them, or insert an axis with T.expand_dims"
             )
         shape.append(max(x, y))
+    if math.prod(shape) > MAX_TILE_ELEMENTS:
+        b.fail(
+            f"{role}: shapes {_shape(a)} and {_shape(c)} broadcast to {_shape(tuple(shape))}: expected at most "
+            f"{MAX_TILE_ELEMENTS} elements in a tile, got {math.prod(shape)}; use smaller tiles, and more of them"
+        )
     return tuple(shape)
 
 
@@ -256,7 +261,7 @@ def int_tuple_arg(b: Build, value: Abstract, role: str) -> tuple[int, ...]:
 
 
 def shape_arg(b: Build, value: Abstract, role: str) -> tuple[int, ...]:
-    """The shape of a tile: compile-time powers of two, at most 6 of them."""
+    """The shape of a tile: compile-time powers of two, at most 6 of them and at most 2**20 as a product."""
     shape = int_tuple_arg(b, value, role)
     for k, n in enumerate(shape):
         if n <= 0:
@@ -268,6 +273,11 @@ def shape_arg(b: Build, value: Abstract, role: str) -> tuple[int, ...]:
             )
     if len(shape) > MAX_TILE_RANK:
         b.fail(f"{role}: expected at most {MAX_TILE_RANK} axes, got {len(shape)}")
+    if math.prod(shape) > MAX_TILE_ELEMENTS:
+        b.fail(
+            f"{role}: expected at most {MAX_TILE_ELEMENTS} elements in a tile, got {math.prod(shape)} in "
+            f"{_shape(shape)}; use smaller tiles, and more of them"
+        )
     return shape
 
 

@@ -23,6 +23,8 @@ from peertile.frontend.values import (
     Mailbox,
     Method,
     Peer,
+    Pointer,
+    Round,
     Signal,
     Tile,
     Tup,
@@ -57,7 +59,7 @@ _REFUSED: Final[dict[type[ast.AST], str]] = {
 
 def evaluate(b: Build, node: ast.expr) -> Abstract:
     """The value of an expression. A mailbox is none: it can only be a receiver or a helper's argument."""
-    value = receiver(b, node)
+    value = argument(b, node)
     if isinstance(value, Mailbox):
         b.fail(
             f"`{value.name}`: a mailbox is only a receiver, as in {value.name}.post(tile), or an argument of a helper "
@@ -67,9 +69,24 @@ def evaluate(b: Build, node: ast.expr) -> Abstract:
     return value
 
 
+def argument(b: Build, node: ast.expr) -> Abstract:
+    """As `evaluate`, for an argument of a helper: a mailbox may stand here, but none of its methods by itself."""
+    value = receiver(b, node)
+    if isinstance(value, Method) and isinstance(value.receiver, Mailbox | Round):
+        whole = value.word.name  # as in Mailbox.post
+        kind, _, method = whole.rpartition(".")
+        what = "a mailbox" if kind == "Mailbox" else "a round of a mailbox"
+        b.fail(
+            f"`{ast.unparse(node)}`: {what} is only a receiver (rule B7), got its method {method} as a value; "
+            "call it where it is written",
+            node,
+        )
+    return value
+
+
 def receiver(b: Build, node: ast.expr) -> Abstract:
-    """As `evaluate`, in a place where a mailbox may stand."""
-    with b.locate(node):
+    """As `evaluate`, in a place where a mailbox or a method may stand: before a dot, or what is called."""
+    with b.locate(node), b.nested(node):
         refused = _REFUSED.get(type(node))
         if refused is not None:
             b.fail(f"unsupported in a kernel: {refused}")
@@ -118,10 +135,13 @@ def _decide(b: Build, is_and: bool, nodes: list[ast.expr]) -> Abstract:
 
 
 def _compare(b: Build, node: ast.Compare) -> Abstract:
-    left = evaluate(b, node.left)
+    left_node, left = node.left, evaluate(b, node.left)
     result: Abstract | None = None
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(b, right_node)
+        if isinstance(op, ast.Is | ast.IsNot):
+            _tested_by_name(b, op, left_node, left, right)
+            _tested_by_name(b, op, right_node, right, left)
         link = compare(b, op, left, right)
         if result is None or result == Known(True):
             result = link
@@ -129,9 +149,20 @@ def _compare(b: Build, node: ast.Compare) -> Abstract:
             result = link if link == Known(False) else elementwise(b, Binary.AND, result, link, "comparison")
         if result == Known(False):
             return result
-        left = right
+        left_node, left = right_node, right
     assert result is not None
     return result
+
+
+def _tested_by_name(b: Build, op: ast.cmpop, node: ast.expr, value: Abstract, other: Abstract) -> None:
+    """`is None` asks whether a parameter was given, which only a name can be in doubt about; of a tile that was
+    computed on the spot it would be a constant that looks like a comparison of elements."""
+    if other == Known(None) and isinstance(value, Tile | Pointer) and not isinstance(node, ast.Name):
+        kind = "tile" if isinstance(value, Tile) else "pointer"
+        b.fail(
+            f"`{'is' if isinstance(op, ast.Is) else 'is not'}`: a {kind} is never None, got {value.type}; only a name "
+            "may be tested, as in `bias is None` of a parameter that may be None"
+        )
 
 
 def _if_exp(b: Build, node: ast.IfExp) -> Abstract:
@@ -208,6 +239,11 @@ def _no_attribute(value: Abstract, words: type | None, name: str) -> str:
         return (
             f"`{value.name}.{name}`: expected an atomic update, got an access that another program's update could "
             f"meet; write {value.name}.atomic_add(index, tile), and read the tensor in the next launch"
+        )
+    if isinstance(value, Accumulate) and not did_you_mean(name, (n for n in dir(words) if not n.startswith("_"))):
+        return (
+            f"{describe(value)} has no `.{name}`; write {value.name}.atomic_add(index, tile) to add to it, or "
+            f"{value.name}.atomic(index, T.Rmw.MAX, tile) for another function"
         )
     if isinstance(value, ExclusiveTile) and name in ("load_like", "num_tiles", "at"):
         return f"{describe(value)} has no `.{name}`; it is owned already: z.load() and z.store(tile) take no index"
@@ -287,7 +323,7 @@ def _call(b: Build, node: ast.Call) -> Abstract:
     for keyword in node.keywords:
         if keyword.arg is None:
             b.fail("unsupported in a kernel: ** argument; write the arguments one by one", keyword.value)
-    return call(b, function, node, evaluate, receiver)
+    return call(b, function, node, evaluate, argument)
 
 
 _HANDLERS: Final[dict[type[ast.AST], Callable[[Build, Any], Abstract]]] = {

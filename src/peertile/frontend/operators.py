@@ -51,6 +51,10 @@ _INT_ONLY: Final = frozenset(
     {Binary.FLOORDIV, Binary.MOD, Binary.QUOT, Binary.REM, Binary.SHL, Binary.SHR, Binary.MULHI}
 )
 _BITS: Final = frozenset({Binary.AND, Binary.OR, Binary.XOR})
+_FLOAT_WAY: Final = {
+    Binary.FLOORDIV: "; use T.floor(a / b)",
+    Binary.MOD: "; write a - T.floor(a / b) * b for the remainder of a rounding down",
+}
 _MAX_CONSTANT_BITS: Final = 4096
 
 
@@ -86,7 +90,7 @@ def elementwise(b: Build, fn: Binary, left: Abstract, right: Abstract, role: str
         way = "use // to round down, or convert with .astype(T.f32)" if fn is Binary.DIV else "use .astype(T.f32)"
         b.fail(f"{role}: expected floats, got {d.name}; {way}")
     if fn in _INT_ONLY and not d.is_int:
-        way = "; use T.floor(a / b)" if fn is Binary.FLOORDIV and d.is_float else ""
+        way = _FLOAT_WAY.get(fn, "") if d.is_float else ""
         b.fail(f"{role}: expected integers, got {d.name}{way}")
     if fn in _BITS and d.is_float:
         b.fail(f"{role}: expected integers or bool, got {d.name}; bitcast first if the bits are meant")

@@ -11,6 +11,7 @@ import linecache
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
+from typing import Final
 
 from peertile.errors import CompileError
 from peertile.source import Loc
@@ -74,6 +75,12 @@ def parse_function(fn: FunctionType) -> ParsedFunction:
         node = _functions("".join(lines)).get((code.co_name, code.co_firstlineno))
     except SyntaxError:
         node = None
+    except (RecursionError, MemoryError):
+        raise CompileError(
+            f"`{fn.__name__}`: {code.co_filename} cannot be parsed: an expression in it nests too deeply for Python's "
+            "parser; name parts of it",
+            loc,
+        ) from None
     if node is None:
         raise CompileError(
             f"`{fn.__name__}`: its source was not found at {code.co_filename}:{code.co_firstlineno}; "
@@ -83,26 +90,8 @@ def parse_function(fn: FunctionType) -> ParsedFunction:
     return ParsedFunction(node, code.co_filename, tuple(lines))
 
 
-class _Assigned(ast.NodeVisitor):
-    """Collects names bound by statements; does not enter nested functions (they are refused anyway)."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self.names.setdefault(node.id, node.lineno)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        return
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        return
-
-    def visit_ListComp(self, node: ast.ListComp) -> None:
-        return
-
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+_OTHER_SCOPES: Final = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""What has names of its own; refused in a kernel anyway."""
 
 
 @lru_cache(maxsize=1024)
@@ -111,7 +100,13 @@ def assigned_names(node: ast.AST) -> dict[str, int]:
 
     Of a function: of its body, not its own name. Not to be changed by the caller.
     """
-    visitor = _Assigned()
-    for child in ast.iter_child_nodes(node):
-        visitor.visit(child)
-    return visitor.names
+    names: dict[str, int] = {}
+    # Not by recursion: how deep an expression may be is for the evaluation to say, with its line.
+    pending = list(ast.iter_child_nodes(node))[::-1]
+    while pending:
+        here = pending.pop()
+        if isinstance(here, ast.Name) and isinstance(here.ctx, ast.Store):
+            names.setdefault(here.id, here.lineno)
+        if not isinstance(here, _OTHER_SCOPES):
+            pending += list(ast.iter_child_nodes(here))[::-1]
+    return names

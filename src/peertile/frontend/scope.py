@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from peertile.errors import CompileError
 from peertile.frontend.values import Abstract
@@ -21,7 +21,28 @@ if TYPE_CHECKING:
 
     from peertile.frontend.parse import ParsedFunction
 
-__all__ = ["Binding", "Build", "Env", "Exit", "Flow", "Function", "NeedsLoop", "NeedsTrips", "Region", "RegionKind"]
+__all__ = [
+    "MAX_EXPRESSION_DEPTH",
+    "TOO_DEEP",
+    "Binding",
+    "Build",
+    "Env",
+    "Exit",
+    "Flow",
+    "Function",
+    "NeedsLoop",
+    "NeedsTrips",
+    "Region",
+    "RegionKind",
+]
+
+
+MAX_EXPRESSION_DEPTH: Final = 200
+"""Three frames of Python each, of the thousand that there are."""
+TOO_DEEP: Final = (
+    f"expression nests too deeply: expected at most {MAX_EXPRESSION_DEPTH} operations in one expression, each on the "
+    "result of the one before, got more; name parts of it"
+)
 
 
 class Flow(Enum):
@@ -111,6 +132,8 @@ class Function:
     wrapped: bool = False
     regions: list[Region] = field(default_factory=list)
     returned: Abstract | None = None
+    depth: int = 0
+    """Expressions that are being evaluated, each inside the one before."""
 
     @property
     def name(self) -> str:
@@ -181,6 +204,18 @@ class Build:
             yield
         finally:
             self.builder.loc = saved
+
+    @contextmanager
+    def nested(self, node: ast.AST) -> Iterator[None]:
+        """One level of an expression; a depth that Python's own stack may not hold is refused."""
+        function = self.function
+        function.depth += 1
+        try:
+            if function.depth > MAX_EXPRESSION_DEPTH:
+                self.fail(TOO_DEEP, node)
+            yield
+        finally:
+            function.depth -= 1
 
     @contextmanager
     def inside(self, block: Block) -> Iterator[None]:

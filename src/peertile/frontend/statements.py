@@ -49,6 +49,11 @@ _MAX_UNROLL: Final = 1024
 _MAX_TRIPS: Final = 64
 """Trips of an unrolled loop with a way out at run time: each is nested in the one before it."""
 
+TOO_NESTED: Final = (
+    "this statement nests too deeply: blocks, helpers and expressions inside each other, beyond what Python's stack "
+    "holds; name parts of its expressions, or call fewer helpers inside each other"
+)
+
 _REFUSED: Final[dict[type[ast.stmt], str]] = {
     ast.Try: "try; a kernel has no exceptions: check with T.assert_",
     ast.Raise: "raise; use T.assert_(False, message)",
@@ -81,7 +86,10 @@ def run_block(b: Build, body: list[ast.stmt]) -> Flow:
             handler = _HANDLERS.get(type(stmt))
             if handler is None:
                 b.fail(f"unsupported in a kernel: {type(stmt).__name__}")
-            flow = handler(b, stmt)
+            try:
+                flow = handler(b, stmt)
+            except RecursionError:  # within the limit of one expression, and yet deep in blocks and helpers
+                b.fail(TOO_NESTED)
         if flow is not Flow.NEXT:
             return flow
     return Flow.NEXT
@@ -420,6 +428,7 @@ def _over_mailbox(b: Build, node: ast.For, it: CollectIterator) -> Flow:
             f"`{box.name}.collect()` inside the loop over another collect() (rule B6): expected no mailbox operation "
             "there; collect behind it"
         )
+    _tile_is_used(b, node, it)
     b.builder.emit(ops.BoxCollect, (box.value,))
     n = num_ranks_of(b, box.value)
     zero, one = _zero_one(b)
@@ -444,6 +453,26 @@ def _over_mailbox(b: Build, node: ast.For, it: CollectIterator) -> Flow:
     flow = _counted(b, node, (zero, n, one), body, message=message, kind=RegionKind.COLLECT, box=box.name)
     b.builder.emit(ops.BoxRelease, (box.value,))
     return flow
+
+
+def _tile_is_used(b: Build, node: ast.For, it: CollectIterator) -> None:
+    """Rule B6 on names: whoever wants the meeting and not the tiles says so with `_`."""
+    target = node.target
+    if it.sources and isinstance(target, ast.Tuple | ast.List) and len(target.elts) == 2:
+        target = target.elts[1]
+    if not isinstance(target, ast.Name) or target.id == "_":
+        return
+    name = target.id
+    for part in (n for stmt in node.body for n in ast.walk(stmt)):
+        if isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load):
+            return
+        if isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name) and part.target.id == name:
+            return  # reads it too
+    b.fail(
+        f"`{name}`: the tiles of `{it.box.name}.collect()` are not used (rule B6): expected the loop to read `{name}`, "
+        f"as in `acc += {name}`; where only the meeting counts, name it `_`",
+        target,
+    )
 
 
 def _while(b: Build, node: ast.While) -> Flow:

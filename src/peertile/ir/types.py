@@ -18,6 +18,7 @@ __all__ = [
     "BOOL",
     "INDEX",
     "MAX_TENSOR_RANK",
+    "MAX_TILE_ELEMENTS",
     "MAX_TILE_RANK",
     "Access",
     "BarrierType",
@@ -39,6 +40,8 @@ __all__ = [
 
 MAX_TENSOR_RANK = 4
 MAX_TILE_RANK = 6
+MAX_TILE_ELEMENTS = 1 << 20
+"""Of one tile. A tile lives in registers or in a program's scratch memory, and is unrolled by some targets."""
 
 
 class Access(Enum):

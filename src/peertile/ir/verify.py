@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 from peertile.errors import VerifyError
@@ -17,6 +18,7 @@ from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Kernel, Op, Value, walk
 from peertile.ir.types import (
     MAX_TENSOR_RANK,
+    MAX_TILE_ELEMENTS,
     MAX_TILE_RANK,
     MailboxType,
     PointerType,
@@ -173,11 +175,15 @@ class _Verifier:
             raise VerifyError(f"{role}: {t} belongs to kernels marked unsafe=True", loc)
 
 
+_FEW_ELEMENTS: Final = f"expected at most {MAX_TILE_ELEMENTS} elements in a tile"
+
+
 def _type_rules(t: Type) -> Iterator[tuple[bool, str]]:
     """Pairs (holds, what was expected) for everything a type must satisfy."""
     if isinstance(t, TileType | PointerType):
         yield len(t.shape) <= MAX_TILE_RANK, f"expected a tile rank of at most {MAX_TILE_RANK}"
         yield all(_power_of_two(n) for n in t.shape), "expected extents that are powers of two"
+        yield prod(t.shape) <= MAX_TILE_ELEMENTS, _FEW_ELEMENTS
     elif isinstance(t, ViewType | SymmetricType):
         yield 0 <= t.rank <= MAX_TENSOR_RANK, f"expected a rank of at most {MAX_TENSOR_RANK}"
         yield len(t.unit_stride) == t.rank, "expected one unit-stride promise per axis"
@@ -187,9 +193,11 @@ def _type_rules(t: Type) -> Iterator[tuple[bool, str]]:
         if isinstance(t, ViewType) and t.partition is not None:
             yield len(t.partition.tile_shape) == t.rank, "expected a partition with one extent per axis"
             yield all(_power_of_two(n) for n in t.partition.tile_shape), "expected a tile shape of powers of two"
+            yield prod(t.partition.tile_shape) <= MAX_TILE_ELEMENTS, _FEW_ELEMENTS
             yield t.partition.swizzle >= 1, "expected a swizzle of at least 1"
     elif isinstance(t, MailboxType):
         yield all(_power_of_two(n) for n in t.tile_shape), "expected a tile shape of powers of two"
+        yield prod(t.tile_shape) <= MAX_TILE_ELEMENTS, _FEW_ELEMENTS
         yield _power_of_two(t.depth), "expected a depth that is a power of two"
         yield 1 <= t.posts_ahead <= t.depth, "expected 1 to depth posts ahead"
 

@@ -81,6 +81,8 @@ class _State:
     open: bool = False
     held: bool = False
     last: Op | None = field(default=None, compare=False)
+    puts: dict[int, Op] = field(default_factory=dict, compare=False)
+    """Puts of the open round that are certain to have been run, by the number of their rank's value."""
 
     def __str__(self) -> str:
         if self.open:
@@ -108,6 +110,20 @@ class _States:
         self.kernel = kernel
         self.posts_ahead = posts_ahead
         self.loops: list[_LoopExits] = []
+        self.numbers: dict[Value, int] = {}
+        self.expressions: dict[tuple[object, ...], int] = {}
+
+    def number(self, value: Value) -> int:
+        """Equal numbers are equal values: of the same constant, or computed in the same way from the same."""
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def learn(self, op: Op) -> None:
+        """Numbers the results of an op that only computes; operands have theirs, so this does not recurse."""
+        attributes = tuple(sorted((name, repr(v)) for name, v in op.attrs.items()))
+        types = tuple(str(r.type) for r in op.results)
+        key = (type(op), attributes, types, *(self.number(v) for v in op.operands))
+        for k, result in enumerate(op.results):
+            self.numbers[result] = self.expressions.setdefault((k, *key), self.number(result))
 
     def run(self) -> None:
         boxes = [v for v in self.kernel.params if isinstance(v.type, MailboxType)]
@@ -145,6 +161,8 @@ class _States:
             box = op.operands[0]
             _name(self.kernel, box)
             states = {**states, box: self.step(op, box, states)}
+        elif op.results and not op.blocks and not op.effects:
+            self.learn(op)
         return states
 
     def step(self, op: Op, box: Value, states: _Snapshot) -> _State:
@@ -187,7 +205,7 @@ class _States:
                     )
                 if isinstance(op, ops.BoxPost):
                     return _State(state.outstanding + 1, last=op)
-                return replace(state, open=True, last=op)
+                return replace(state, open=True, last=op, puts={})
             case ops.BoxPut():
                 if not state.open:
                     self.fail(
@@ -196,7 +214,18 @@ class _States:
                         f"put outside a round (rule B1): expected an open round, got {state}; write "
                         f"`with {name}.round() as r:` around it",
                     )
-                return state
+                rank = self.number(op.operands[2])
+                if rank in state.puts:
+                    self.fail(
+                        box,
+                        op,
+                        "put to a rank that has its tile of this round (MB-25): expected one put for each rank and "
+                        "round, got a second, which would replace the first; choose the tile before the put, or send "
+                        "it in a round of its own",
+                        state.puts[rank],
+                        "the first was put here",
+                    )
+                return replace(state, puts={**state.puts, rank: op})
             case ops.BoxFlush():
                 return _State(state.outstanding + 1, last=op)
             case ops.BoxCollect():
@@ -242,7 +271,7 @@ class _States:
                     f"the arms of this `if` leave it in different states (rule B2): expected the same behind both, got "
                     f"{first} and {last}; post and collect in one arm, or do both in front of the if",
                 )
-        return ends[0]
+        return _certain(ends)
 
     def loop(self, op: Op, states: _Snapshot) -> _Snapshot | None:
         """Rules B2 and B3: a trip leaves the state it found, and so does every way out."""
@@ -280,7 +309,18 @@ class _States:
                         end[box].last,
                         "it is so since here",
                     )
-        return ways[-1][1]
+        return _certain([end for _, end in reversed(ways)])
+
+
+def _certain(ends: list[_Snapshot]) -> _Snapshot:
+    """Paths that meet in the same states: the first, with the puts that all of them have done."""
+    first, *others = ends
+    if not others:
+        return first
+    return {
+        box: replace(state, puts={n: op for n, op in state.puts.items() if all(n in end[box].puts for end in others)})
+        for box, state in first.items()
+    }
 
 
 # ---------------------------------------------------------------- uniformity: B4

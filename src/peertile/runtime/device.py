@@ -15,7 +15,8 @@ import numpy as np
 
 from peertile.config import config
 from peertile.dtypes import DType
-from peertile.errors import AllocationError, ArgumentError, UsageError, WaitTimeout
+from peertile.errors import AllocationError, UsageError, WaitTimeout
+from peertile.runtime.checks import check_dtype
 from peertile.runtime.context import explain, outside_execution
 from peertile.runtime.driver import Capabilities, DriverDevice, MemoryStats, Status, Ticket
 from peertile.runtime.lease import LeaseTable, check_unique
@@ -24,7 +25,7 @@ from peertile.runtime.reactor import reactor
 from peertile.runtime.schedule import RoundRobin, SchedulingPolicy
 from peertile.runtime.storage import Storage
 from peertile.runtime.stream import Stream, live_submissions
-from peertile.runtime.tensor import Tensor, array_for, normal_shape
+from peertile.runtime.tensor import Tensor, array_for, converted, normal_shape
 
 __all__ = ["Device", "Stream"]
 
@@ -134,8 +135,7 @@ class Device:
     def empty(self, shape: Any, dtype: DType) -> Tensor:
         """A tensor with undefined contents."""
         dims = normal_shape(shape)
-        if not isinstance(dtype, DType):
-            raise ArgumentError(f"dtype: expected a peertile dtype such as pt.f32, got {dtype!r}")
+        check_dtype(dtype)
         count = 1
         for n in dims:
             count *= n
@@ -169,7 +169,7 @@ class Device:
         if tensor.storage.borrows:
             check_unique(tensor.write_use(), "Tensor.copy_from")
         self.settle(tensor, writes=True)
-        array = np.ascontiguousarray(source, dtype=tensor.dtype.numpy)
+        array = converted(source, tensor.dtype)
         if tensor.is_contiguous:
             self._host_copy(tensor.address, array.ctypes.data, tensor.nbytes, "Tensor.copy_from")
             return

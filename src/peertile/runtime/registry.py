@@ -11,7 +11,8 @@ import importlib
 import threading
 from typing import Any
 
-from peertile.errors import UnsupportedError
+from peertile.errors import ArgumentError, UnsupportedError
+from peertile.runtime.checks import check_integer
 from peertile.runtime.device import Device
 from peertile.runtime.driver import Driver, DriverKind
 from peertile.runtime.drivers.cpu import CpuDriver
@@ -49,6 +50,10 @@ def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
     >>> pt.open_device(pt.DriverKind.CPU).name
     'cpu:0'
     """
+    if not isinstance(kind, DriverKind):
+        names = ", ".join(f"DriverKind.{member.name}" for member in (DriverKind.CPU, DriverKind.CUDA))
+        raise ArgumentError(f"open_device(kind): expected one of {names}, got {kind!r}")
+    check_integer("open_device(ordinal)", ordinal)
     if kind is DriverKind.CUDA:
         return Device(_cuda().open(ordinal))
     if kind is not DriverKind.CPU:
@@ -70,4 +75,6 @@ def current_device() -> Device:
 
 def use_device(device: Device | None) -> None:
     """Make `device` the one that the calling thread works on; None goes back to the process's default."""
+    if device is not None and not isinstance(device, Device):
+        raise ArgumentError(f"use_device: expected a device or None, got {device!r}; make one with pt.open_device")
     _registry.local.device = device

@@ -5,10 +5,10 @@ A tensor is a handle: copying data is spelled out (`numpy()`, `pt.asarray`). Str
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from peertile.errors import ArgumentError
 from peertile.ir.types import MAX_TENSOR_RANK, Access, Space
 from peertile.ir.types import Partition as PartitionType
 from peertile.runtime.argument import Argument, Use, pack_words, view_type
+from peertile.runtime.checks import check_dtype, check_integer
 from peertile.runtime.dlpack import cuda_interface, dlpack_device, export_capsule
 from peertile.runtime.pointer import Pointer
 from peertile.runtime.shared import SharedTensor, share
@@ -27,7 +28,26 @@ from peertile.runtime.views import is_injective
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
 
-__all__ = ["FrozenTensor", "Partition", "Tensor", "TensorView", "contiguous_strides", "normal_shape"]
+__all__ = [
+    "FrozenTensor",
+    "Partition",
+    "Tensor",
+    "TensorView",
+    "contiguous_strides",
+    "host_array",
+    "normal_shape",
+    "normal_tile",
+]
+
+
+FP8_LARGEST: Final = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
+"""The largest finite numbers, where conversions to fp8 stop."""
+
+MAX_PROGRAMS: Final = (1 << 31) - 1
+"""Programs of a launch, as a GPU counts them on the first axis of a grid."""
+
+MAX_TILE_ELEMENTS: Final = 1 << 20
+"""Elements of a tile that a program owns: code for larger ones takes minutes to compile and runs out of stack."""
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -42,14 +62,31 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def normal_shape(shape: int | Sequence[int], role: str = "shape") -> tuple[int, ...]:
     """`shape` as a tuple of ints >= 0 of rank 1 to 4; ArgumentError otherwise."""
-    values = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    if not all(isinstance(n, int | np.integer) and n >= 0 for n in values):
+    iterable = isinstance(shape, Iterable) and not isinstance(shape, str | bytes)
+    values = tuple(cast("Sequence[int]", shape)) if iterable else (cast(int, shape),)
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0 for n in values):
         raise ArgumentError(f"{role}: expected integers >= 0, got {shape!r}")
     if not 1 <= len(values) <= MAX_TENSOR_RANK:
         raise ArgumentError(
             f"{role}: expected 1 to {MAX_TENSOR_RANK} axes, got {len(values)} in {shape!r}; reshape it first"
         )
     return tuple(int(n) for n in values)
+
+
+def normal_tile(role: str, tile: Any, hint: str = "") -> tuple[int, ...]:
+    """`tile` as a tuple of powers of two, of no more elements than a program can be compiled for."""
+    iterable = isinstance(tile, Iterable) and not isinstance(tile, str | bytes)
+    shape = tuple(tile) if iterable else (tile,)
+    for n in shape:
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
+            raise ArgumentError(f"{role}: expected tile extents that are powers of two, got {n!r} in {shape}{hint}")
+    numel = prod(int(n) for n in shape)
+    if numel > MAX_TILE_ELEMENTS:
+        raise ArgumentError(
+            f"{role}: expected at most {MAX_TILE_ELEMENTS} elements per tile, got {numel} in {shape}; "
+            "cut smaller tiles, or go through a part in a loop"
+        )
+    return tuple(int(n) for n in shape)
 
 
 class Tensor:
@@ -274,23 +311,22 @@ class Tensor:
         >>> pt.empty((50, 1000), pt.f32).partition((1, None)).tile_shape
         (1, 1024)
         """
-        shape = (tile_shape,) if isinstance(tile_shape, int | np.integer | None) else tuple(tile_shape)
+        iterable = isinstance(tile_shape, Iterable) and not isinstance(tile_shape, str | bytes)
+        shape = tuple(cast("Sequence[int | None]", tile_shape)) if iterable else (cast("int | None", tile_shape),)
         if None in shape and len(shape) == len(self.shape):
             whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
             shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
-        if (shape, False, 1) in self._exclusive:  # cut like this before, hence checked before
+        # Cut like this before, hence checked before. The types first: 4.0 and True would be found as 4 and 1.
+        if {*map(type, shape)} == {int} and (shape, False, 1) in self._exclusive:
             return Partition(self, cast("tuple[int, ...]", shape))
         if len(shape) != len(self.shape):
             raise ArgumentError(
                 f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, "
                 f"got {len(shape)} in {shape}"
             )
-        for n in shape:
-            if not isinstance(n, int | np.integer) or n < 1 or n & (n - 1):
-                raise ArgumentError(
-                    f"partition: expected tile extents that are powers of two, got {n!r} in {shape}; "
-                    "take the next power of two: partial tiles are padded on load and clipped on store"
-                )
+        tile = normal_tile(
+            "partition", shape, "; take the next power of two: partial tiles are padded on load and clipped on store"
+        )
         distinct = is_injective(self.shape, self.strides)
         if not distinct:
             why = "several indices for one element"
@@ -300,7 +336,7 @@ class Tensor:
                 f"partition: expected a view in which every index is an element of its own, got strides {self.strides} "
                 f"for shape {self.shape}, with {why}; two programs would write one place"
             )
-        return Partition(self, tuple([int(n) for n in shape if n is not None]))
+        return Partition(self, tile)
 
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A copy on the host, after everything enqueued on this tensor has completed."""
@@ -308,7 +344,7 @@ class Tensor:
 
     def copy_from(self, source: Any) -> Self:
         """Copy `source` (array-like of the same shape, converted to this dtype) into the tensor."""
-        array = np.asarray(source)
+        array = host_array(source)
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected shape {self.shape}, got {array.shape}")
         self.device.write_tensor(self, array)
@@ -406,10 +442,9 @@ class Partition:
     def persistent(self, programs: int | None = None, swizzle: int = 1) -> Partition:
         """Map the tiles to `programs` programs (default: as many as suit the device), each of which
         walks its share with `for tile in z.tiles()`. `swizzle` > 1 groups that many rows of tiles."""
-        if programs is not None and programs < 1:
-            raise ArgumentError(f"persistent: expected programs >= 1, got {programs}")
-        if swizzle < 1:
-            raise ArgumentError(f"persistent: expected swizzle >= 1, got {swizzle}")
+        if programs is not None:
+            programs = check_integer("persistent: programs", programs, 1, MAX_PROGRAMS)
+        swizzle = check_integer("persistent: swizzle", swizzle, 1, MAX_PROGRAMS)
         return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole)
 
     def prefix(self, *extents: int) -> Partition:
@@ -457,10 +492,44 @@ class Partition:
         return argument
 
 
+def host_array(source: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """`source` as numpy reads it; ArgumentError for nested lists of unequal lengths."""
+    try:
+        return np.asarray(source)
+    except ValueError as error:
+        raise ArgumentError(f"source: expected an array, or nested lists of equal lengths ({error})") from None
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" or dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def converted(array: np.ndarray[Any, np.dtype[Any]], dtype: DType) -> np.ndarray[Any, np.dtype[Any]]:
+    """`array`, contiguous, with elements of `dtype`, converted as `astype` in a kernel does; itself if that is so."""
+    if array.dtype == dtype.numpy:
+        return np.ascontiguousarray(array)
+    if not _is_number(array.dtype):
+        raise ArgumentError(f"source: expected numbers of at most 64 bits, got elements of numpy's {array.dtype}")
+    with np.errstate(all="ignore"):  # overflow and NaN are values here, not warnings
+        if array.dtype.kind not in "biu" and dtype.is_int:
+            wide = np.trunc(array.astype(np.float64))
+            # 2^63 - 1 is no f64: compare with the power of two above it.
+            above, below = wide >= float(dtype.max + 1), wide < float(dtype.min)
+            inside = np.where(above | below | np.isnan(wide), 0.0, wide).astype(dtype.numpy)
+            inside[above], inside[below] = dtype.max, dtype.min
+            return np.ascontiguousarray(inside)
+        if dtype.is_float and dtype.bits == 8:
+            limit = FP8_LARGEST[dtype.name]
+            array = np.clip(array.astype(np.float32), -limit, limit)
+        return np.ascontiguousarray(array, dtype=dtype.numpy)
+
+
 def array_for(source: Any, dtype: DType | None) -> tuple[np.ndarray[Any, np.dtype[Any]], DType]:
-    """`source` as a contiguous numpy array of rank >= 1 and its dtype; conversions as numpy's astype."""
-    array = np.asarray(source)
+    """`source` as a contiguous numpy array of rank >= 1 and its dtype."""
+    if dtype is not None:
+        check_dtype(dtype)
+    array = host_array(source)
     target = from_numpy(array.dtype) if dtype is None else dtype
     if array.ndim == 0:
         array = array.reshape(1)
-    return np.ascontiguousarray(array, dtype=target.numpy), target
+    return converted(array, target), target

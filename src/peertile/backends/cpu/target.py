@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from peertile.config import config
+from peertile.errors import ArgumentError
 
 __all__ = ["AARCH64", "CpuTarget", "host_arch", "host_target", "named_target"]
 
@@ -92,17 +93,41 @@ _NAMED: Final = {
     "apple-m1": ("aarch64", frozenset({"neon", "fullfp16"})),
 }
 
+# LLVM ends the process when it meets a name that is none, or a processor without 64-bit instructions: so only names
+# that are known to be safe get there. These have no features in our table; code for them uses the base set.
+_OTHERS: Final = {
+    "x86_64": frozenset(
+        "nocona core2 penryn nehalem westmere sandybridge ivybridge broadwell skylake cascadelake cooperlake cannonlake "
+        "icelake-client tigerlake rocketlake alderlake raptorlake meteorlake graniterapids bonnell silvermont goldmont "
+        "goldmont-plus tremont gracemont k8 opteron athlon64 amdfam10 barcelona btver1 btver2 bdver1 bdver2 bdver3 "
+        "bdver4".split()
+    ),
+    "aarch64": frozenset(
+        "cortex-a53 cortex-a55 cortex-a57 cortex-a72 cortex-a76 cortex-a78 neoverse-e1 neoverse-n2 neoverse-v2 apple-m2 "
+        "apple-m3 ampere1 a64fx".split()
+    ),
+}
+
 
 def _vector_bits(features: frozenset[str]) -> int:
     return 512 if "avx512f" in features else 256 if "avx2" in features else 128
 
 
 def named_target(cpu: str) -> CpuTarget:
-    """The target with an LLVM name. A name that is not in our table is taken to be of the host's
-    architecture, with its base features only; LLVM refuses names that it does not know."""
-    arch, features = _NAMED.get(cpu, (host_arch(), frozenset[str]()))
+    """The target with an LLVM name, with the base features alone where our table says no more."""
+    if cpu in _NAMED:
+        arch, features = _NAMED[cpu]
+    else:
+        known = [arch for arch, names in _OTHERS.items() if cpu in names]
+        if not known:
+            raise ArgumentError(
+                f"cpu: expected host or the LLVM name of a 64-bit processor, such as {', '.join(_EXAMPLES)}, got {cpu!r}"
+            )
+        arch, features = known[0], frozenset()
     return CpuTarget(cpu, arch, features, _vector_bits(features))
 
+
+_EXAMPLES: Final = ("x86-64-v3", "znver4", "neoverse-n1")
 
 AARCH64: Final = CpuTarget("generic", "aarch64", frozenset({"neon"}), 128)
 """Not the host anywhere in our tests: its text and assembly are read, for the orders that x86 hides."""
@@ -137,4 +162,15 @@ def _detect() -> CpuTarget:
 def host_target() -> CpuTarget:
     """This machine, or what PEERTILE_CPU_TARGET names."""
     name = config().cpu_target
-    return _detect() if name is None or name == "host" else named_target(name)
+    if name is None or name == "host":
+        return _detect()
+    try:
+        target = named_target(name)
+    except ArgumentError as error:
+        raise ArgumentError(f"PEERTILE_CPU_TARGET: {str(error).removeprefix('cpu: ')}") from None
+    if target.arch != host_arch():
+        raise ArgumentError(
+            f"PEERTILE_CPU_TARGET: expected a processor of this machine's architecture, {host_arch()}, got {name!r}, "
+            f"which is {target.arch}"
+        )
+    return target
