@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from peertile.errors import ArgumentError
 
-__all__ = ["VARIABLES", "Config", "Variable", "config", "read_config"]
+__all__ = ["VARIABLES", "Config", "Variable", "config", "read_config", "warn_of_cache"]
 
 
 class Variable(NamedTuple):
@@ -84,12 +85,26 @@ def read_config(env: Mapping[str, str]) -> Config:
         wait_timeout_s=_number(env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0"),
         cache_dir=Path(cache_dir) if cache_dir else Path(env.get("HOME", "/tmp")) / ".cache" / "peertile",
         cache_max_bytes=_number(env, "PEERTILE_CACHE_MAX_MB", 512, int, lambda v: v >= 0, "MiB >= 0") << 20,
-        cpu_threads=_number(env, "PEERTILE_CPU_THREADS", None, int, lambda v: 1 <= v <= 1024, "an integer from 1 to 1024"),
+        cpu_threads=_number(
+            env, "PEERTILE_CPU_THREADS", None, int, lambda v: 1 <= v <= 1024, "an integer from 1 to 1024"
+        ),
         cpu_target=env.get("PEERTILE_CPU_TARGET"),
         master_port=_number(env, "PEERTILE_MASTER_PORT", None, int, lambda v: 0 < v < 65536, "a port, 1-65535"),
         spin_budget_us=_number(env, "PEERTILE_SPIN_BUDGET_US", 20, int, lambda v: v >= 0, "microseconds >= 0"),
         host_sync=host_sync,
         verify_passes=_number(env, "PEERTILE_DEBUG_VERIFY", 1, int, lambda v: v in (0, 1), "0 or 1") == 1,
+    )
+
+
+@cache
+def warn_of_cache(folder: Path, error: str) -> None:
+    """Says once, on the logger "peertile", that nothing can be kept in `folder`. No failure: it costs time alone."""
+    import logging  # takes 5 ms, which `import peertile` does not pay
+
+    logging.getLogger("peertile").warning(
+        "PEERTILE_CACHE_DIR: expected a folder that can be written, got %s (%s); "
+        "every process compiles its kernels again",
+        *(folder, error),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import struct
 import threading
 import time
@@ -47,7 +48,7 @@ from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
 from peertile.runtime.site import call_site
 from peertile.runtime.stream import Stream
-from peertile.runtime.tensor import Partition, Tensor
+from peertile.runtime.tensor import FP8_LARGEST, Partition, Tensor
 from peertile.source import Loc
 
 __all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
@@ -235,18 +236,27 @@ def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
         raise ArgumentError(f"{name}: expected a number that fits {dtype}, got {value!r}")
     if dtype.is_int and not dtype.min <= int(number) <= dtype.max:
         raise ArgumentError(f"{name}: expected {dtype.min} to {dtype.max} for {dtype}, got {value}")
+    try:
+        words = _scalar_words(number, dtype)
+    except OverflowError:
+        most = FP8_LARGEST.get(dtype.name) or float(np.finfo(np.float32 if dtype.name == "bf16" else dtype.numpy).max)
+        raise ArgumentError(
+            f"{name}: expected {-most:g} to {most:g} for {dtype}, or an infinity, got {_shortened(value)}"
+        ) from None
+    return Argument(canonical(TileType(dtype)), words, (), None)
+
+
+def _scalar_words(number: Any, dtype: DType) -> bytes:
+    """The eight bytes that pass `number`; OverflowError if it is finite and `dtype` has no such number."""
     if dtype.name in _SCALAR_FORMAT:
         cast: Any = float if dtype.is_float else bool if dtype.is_bool else int
-        try:
-            words = struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
-        except OverflowError:
-            largest = float(np.finfo(dtype.numpy).max)
-            raise ArgumentError(
-                f"{name}: expected {-largest:g} to {largest:g} for {dtype}, or an infinity, got {_shortened(value)}"
-            ) from None
-    else:
-        words = np.asarray(number).astype(dtype.numpy).tobytes().ljust(8, b"\0")
-    return Argument(canonical(TileType(dtype)), words, (), None)
+        return struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
+    real = float(number)
+    with np.errstate(all="ignore"):
+        narrow = np.asarray(real, np.float32).astype(dtype.numpy)
+    if math.isfinite(real) and not math.isfinite(float(narrow)):
+        raise OverflowError
+    return narrow.tobytes().ljust(8, b"\0")
 
 
 def _shortened(value: Any) -> str:

@@ -255,9 +255,7 @@ def test_helpers_without_source_are_refused_where_they_are_called():
     def kernel(z, x):
         z.store(helper(x.load_like(z)))
 
-    message = (
-        "`helper`: its source cannot be read from <string>; define kernels in a file or a notebook cell, not through exec"
-    )
+    message = "`helper`: its source cannot be read from <string>; define kernels in a file or a notebook cell, not through exec"
     refuses(kernel, message, "helper(x.load_like(z))")
     assert snapshot(kernel).is_current()
     assert fingerprint(kernel) is not None

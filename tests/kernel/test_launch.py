@@ -147,6 +147,16 @@ def case(call, message, error=ArgumentError):
 
 
 @pytest.mark.feature("H18", "cpu")
+@pt.kernel
+def tuned(z: T.Exclusive, width: T.Const):
+    z.store(T.zeros(z.tile_shape, z.dtype))
+
+
+@pt.kernel
+def narrow(z: T.Exclusive, by: T.bf16):
+    z.store(T.full(z.tile_shape, by.astype(z.dtype)))
+
+
 @pytest.mark.parametrize(
     ("call", "message", "error"),
     [
@@ -162,6 +172,10 @@ def case(call, message, error=ArgumentError):
         case(lambda z, x: z.partition(100), "partition: expected tile extents that are powers of two, got 100 in (100,); take the next power of two: partial tiles are padded on load and clipped on store"),
         case(lambda z, x: z.partition((4, 4)), "partition: expected 1 tile extents for shape (16,), got 2 in (4, 4)"),
         case(lambda z, x: scale(z.partition(8), x, "2"), "by: expected a number that fits f32, got '2'"),
+        case(lambda z, x: scale(z.partition(8), x, 1e300), "by: expected -3.40282e+38 to 3.40282e+38 for f32, or an infinity, got 1e+300"),
+        case(lambda z, x: scale(z.partition(8), x, 10**400), "by: expected -3.40282e+38 to 3.40282e+38 for f32, or an infinity, got an integer of 1329 bits"),
+        case(lambda z, x: tuned(z.partition(8), [1, 2]), "width: expected a value that can be hashed, as code is compiled for it (T.Const), got [1, 2]; pass a tuple for a list"),
+        case(lambda z, x: narrow(z.partition(8), 1e300), "by: expected -3.40282e+38 to 3.40282e+38 for bf16, or an infinity, got 1e+300"),
         case(lambda z, x: pick(z.partition(4), x, 1 << 70), f"index: expected {-(1 << 63)} to {(1 << 63) - 1} for i64, got {1 << 70}"),
         case(lambda z, x: pt.empty((2,), np.float32), "dtype: expected a peertile dtype such as pt.f32, got <class 'numpy.float32'>"),
         case(lambda z, x: pt.asarray(np.ones(3, np.complex64)), "dtype: expected one of bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, got complex64"),

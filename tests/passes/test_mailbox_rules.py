@@ -155,7 +155,7 @@ def only_the_meeting(z, x, box):
     for _ in box.collect():
         pass
     box.post(x.load((0,), (64,)))
-    for source, _ in box.collect(sources=True):
+    for source, _part in box.collect(sources=True):
         z.store(source.astype(T.f32))
 
 
@@ -346,21 +346,21 @@ def unused_collect(z, x, box):
 
 def collect_of_tiles_that_nobody_reads(z, x, box):
     box.post(x.load((0,), (64,)))
-    for part in box.collect():
+    for part in box.collect():  # noqa: B007
         pass
     z.store(0.0)
 
 
 def collect_of_sources_alone(z, x, box):
     box.post(x.load((0,), (64,)))
-    for source, part in box.collect(sources=True):
+    for source, part in box.collect(sources=True):  # noqa: B007
         z.store(source.astype(T.f32))
 
 
 def collect_that_rebinds_its_tile(z, x, box):
     box.post(x.load((0,), (64,)))
     for part in box.collect():
-        part = 1.0  # noqa: F841, PLW2901
+        part = 1.0  # noqa: F841
         z.store(0.0)
 
 
@@ -395,7 +395,7 @@ def post_returned_by_a_helper(z, x, box):
 
 
 def post_not_called(z, x, box):
-    box.post
+    box.post  # noqa: B018
 
 
 def put_by_another_name(z, x, box):
@@ -688,6 +688,7 @@ def test_the_whole_text_shows_both_places():
     )
 
 
+@pytest.mark.sentence("MB-25")
 def test_a_second_put_shows_the_first():
     ((note, loc),) = error(put_twice_to_a_constant).notes
     assert note == "the first was put here"

@@ -98,6 +98,29 @@ def links_carry(group, kinds, depths, ahead, rounds, launches):
     return acknowledged
 
 
+@pt.kernel
+def put_over(out: T.Exclusive, x: T.Shared, box: T.Mailbox, ROUNDS: T.Const[int]):
+    """Several tiles to each rank in a round: which ranks they are is not seen while compiling."""
+    for k in T.range(ROUNDS):
+        with box.round() as r:
+            for j in T.range(3 * T.num_ranks()):
+                r.put(x.load((j + k,), (TILE,)), to=j % T.num_ranks())
+        for source, part in box.collect(sources=True):
+            if source == T.num_ranks() - 1:
+                out.store(part)
+
+
+def last_put_wins(group, rounds):
+    with pt.SymmetricHeap(group, 1 << 20) as heap:
+        box = heap.mailbox(tile=TILE, dtype=pt.i64, programs=1)
+        out = pt.zeros(TILE, pt.i64)
+        tiles = 3 * group.size + rounds
+        x = pt.asarray(np.repeat(np.arange(tiles), TILE))
+        put_over.grid(1)(out.partition((TILE,)), x, box, rounds).sync()
+        # The last of the three to this rank, in the last round.
+        assert (out.numpy() == 2 * group.size + group.rank + rounds - 1).all()
+
+
 def some_get_tiles(group, kind, step):
     n, me = group.size, group.rank
     with pt.SymmetricHeap(group, size_bytes=8 << 20) as heap:

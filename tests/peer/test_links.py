@@ -39,6 +39,12 @@ def test_every_graph_over_processes(ranks, ahead):
     spawn(link_ranks.links_carry, ranks, KINDS, depths, ahead, 50, 4, model=pt.RankModel.PROCESSES)
 
 
+@pytest.mark.sentence("MB-25")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_last_of_several_puts_to_a_rank_wins(ranks):
+    spawn(link_ranks.last_put_wins, ranks, 5)
+
+
 @pytest.mark.feature("P9", "cpu")
 @pytest.mark.parametrize(("kind", "step"), [("all", 1), ("all", 2), ("ring", 1), ("all", 0)])
 def test_a_round_with_a_tile_for_one_rank(kind, step):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from peertile.config import config
+from peertile.config import config, warn_of_cache
 
 __all__ = ["CacheStats", "DiskCache", "default_cache", "key_of"]
 
@@ -130,7 +130,8 @@ class DiskCache:
         content = data[_DIGEST:]
         if len(data) < _DIGEST or hashlib.sha256(content).digest() != data[:_DIGEST]:
             self._count(corrupt=1)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             return None
         with suppress(OSError):  # a folder that may only be read still serves
             os.utime(path)  # the time of last use, which eviction goes by
@@ -142,7 +143,8 @@ class DiskCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             fd, temporary = tempfile.mkstemp(prefix=".making-", dir=self.folder)
-        except OSError:
+        except OSError as error:
+            warn_of_cache(self.folder, error.strerror)
             return
         try:
             with os.fdopen(fd, "wb") as file:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from operator import index
 from typing import NamedTuple
 
 from peertile.errors import ArgumentError
@@ -64,7 +65,7 @@ class Links(NamedTuple):
         """Any pairs (source, destination)."""
         check_integer("size", size, 1)
         try:
-            found = frozenset((int(s), int(d)) for s, d in pairs)
+            found = frozenset((index(s), index(d)) for s, d in pairs)
         except (TypeError, ValueError):
             raise ArgumentError(f"pairs: expected pairs (source, destination) of ranks, got {pairs!r}") from None
         wrong = sorted(p for p in found if not all(0 <= r < size for r in p))

@@ -456,11 +456,11 @@ def _over_mailbox(b: Build, node: ast.For, it: CollectIterator) -> Flow:
 
 
 def _tile_is_used(b: Build, node: ast.For, it: CollectIterator) -> None:
-    """Rule B6 on names: whoever wants the meeting and not the tiles says so with `_`."""
+    """Rule B6 on names: whoever wants the meeting and not the tiles says so with `_`, or a name that begins with it."""
     target = node.target
     if it.sources and isinstance(target, ast.Tuple | ast.List) and len(target.elts) == 2:
         target = target.elts[1]
-    if not isinstance(target, ast.Name) or target.id == "_":
+    if not isinstance(target, ast.Name) or target.id.startswith("_"):
         return
     name = target.id
     for part in (n for stmt in node.body for n in ast.walk(stmt)):

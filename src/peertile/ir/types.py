@@ -41,7 +41,7 @@ __all__ = [
 MAX_TENSOR_RANK = 4
 MAX_TILE_RANK = 6
 MAX_TILE_ELEMENTS = 1 << 20
-"""Of one tile. A tile lives in registers or in a program's scratch memory, and is unrolled by some targets."""
+"""Elements of one tile: code for larger ones takes minutes to compile and runs out of stack."""
 
 
 class Access(Enum):

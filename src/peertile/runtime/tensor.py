@@ -14,7 +14,7 @@ import numpy as np
 
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import ArgumentError
-from peertile.ir.types import MAX_TENSOR_RANK, Access, Space
+from peertile.ir.types import MAX_TENSOR_RANK, MAX_TILE_ELEMENTS, Access, Space
 from peertile.ir.types import Partition as PartitionType
 from peertile.runtime.argument import Argument, Use, pack_words, view_type
 from peertile.runtime.checks import check_dtype, check_integer
@@ -45,9 +45,6 @@ FP8_LARGEST: Final = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
 
 MAX_PROGRAMS: Final = (1 << 31) - 1
 """Programs of a launch, as a GPU counts them on the first axis of a grid."""
-
-MAX_TILE_ELEMENTS: Final = 1 << 20
-"""Elements of a tile that a program owns: code for larger ones takes minutes to compile and runs out of stack."""
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -97,16 +97,21 @@ _NAMED: Final = {
 # that are known to be safe get there. These have no features in our table; code for them uses the base set.
 _OTHERS: Final = {
     "x86_64": frozenset(
-        "nocona core2 penryn nehalem westmere sandybridge ivybridge broadwell skylake cascadelake cooperlake cannonlake "
-        "icelake-client tigerlake rocketlake alderlake raptorlake meteorlake graniterapids bonnell silvermont goldmont "
-        "goldmont-plus tremont gracemont k8 opteron athlon64 amdfam10 barcelona btver1 btver2 bdver1 bdver2 bdver3 "
-        "bdver4".split()
+        {
+            "nocona", "core2", "penryn", "nehalem", "westmere", "sandybridge", "ivybridge", "broadwell", "skylake",
+            "cascadelake", "cooperlake", "cannonlake", "icelake-client", "tigerlake", "rocketlake", "alderlake",
+            "raptorlake", "meteorlake", "graniterapids", "bonnell", "silvermont", "goldmont", "goldmont-plus",
+            "tremont", "gracemont", "k8", "opteron", "athlon64", "amdfam10", "barcelona", "btver1", "btver2",
+            "bdver1", "bdver2", "bdver3", "bdver4",
+        }
     ),
     "aarch64": frozenset(
-        "cortex-a53 cortex-a55 cortex-a57 cortex-a72 cortex-a76 cortex-a78 neoverse-e1 neoverse-n2 neoverse-v2 apple-m2 "
-        "apple-m3 ampere1 a64fx".split()
+        {
+            "cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72", "cortex-a76", "cortex-a78", "neoverse-e1",
+            "neoverse-n2", "neoverse-v2", "apple-m2", "apple-m3", "ampere1", "a64fx",
+        }
     ),
-}
+}  # fmt: skip
 
 
 def _vector_bits(features: frozenset[str]) -> int:
@@ -121,7 +126,8 @@ def named_target(cpu: str) -> CpuTarget:
         known = [arch for arch, names in _OTHERS.items() if cpu in names]
         if not known:
             raise ArgumentError(
-                f"cpu: expected host or the LLVM name of a 64-bit processor, such as {', '.join(_EXAMPLES)}, got {cpu!r}"
+                "cpu: expected host or the LLVM name of a 64-bit processor, "
+                f"such as {', '.join(_EXAMPLES)}, got {cpu!r}"
             )
         arch, features = known[0], frozenset()
     return CpuTarget(cpu, arch, features, _vector_bits(features))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from peertile.backends.cpu import jit
-from peertile.config import config
+from peertile.config import config, warn_of_cache
 from peertile.runtime.drivers.cpu_native import native_module
 
 __all__ = ["Native", "native"]
@@ -101,7 +101,8 @@ def _write(path: Path | None, payload: bytes) -> None:
         import tempfile  # slow to import, and only a cold start writes
 
         fd, temporary = tempfile.mkstemp(dir=path.parent)
-    except OSError:
+    except OSError as error:
+        warn_of_cache(path.parent, error.strerror)
         return
     try:
         with os.fdopen(fd, "wb") as file:
