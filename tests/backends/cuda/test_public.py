@@ -11,7 +11,7 @@ from peertile.direct import CudaCompiler, for_arch
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.cuda import CudaDriver
 
-pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("triton_needed")
 
 
 @pt.kernel
