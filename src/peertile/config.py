@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from peertile.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["VARIABLES", "Config", "Variable", "config", "read_config", "warn_of_cache"]
 
@@ -45,7 +47,7 @@ class Config(NamedTuple):
     """Settings of this process. Times are in seconds unless the name says otherwise."""
 
     wait_timeout_s: float
-    cache_dir: Path
+    cache_folder: str
     cache_max_bytes: int
     cpu_threads: int | None
     cpu_target: str | None
@@ -53,6 +55,13 @@ class Config(NamedTuple):
     spin_budget_us: int
     host_sync: str | None
     verify_passes: bool
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where compiled kernels are kept."""
+        from pathlib import Path  # takes 3 ms, which `import peertile` does not pay
+
+        return Path(self.cache_folder)
 
 
 def _number(
@@ -83,7 +92,7 @@ def read_config(env: Mapping[str, str]) -> Config:
     cache_dir = env.get("PEERTILE_CACHE_DIR")
     return Config(
         wait_timeout_s=_number(env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0"),
-        cache_dir=Path(cache_dir) if cache_dir else Path(env.get("HOME", "/tmp")) / ".cache" / "peertile",
+        cache_folder=cache_dir or f"{env.get('HOME', '/tmp')}/.cache/peertile",
         cache_max_bytes=_number(env, "PEERTILE_CACHE_MAX_MB", 512, int, lambda v: v >= 0, "MiB >= 0") << 20,
         cpu_threads=_number(
             env, "PEERTILE_CPU_THREADS", None, int, lambda v: 1 <= v <= 1024, "an integer from 1 to 1024"

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN_JOB = "python -m pip install '.[examples]' && peertile run examples/digits_data_parallel.py --ranks 4"
-TESTS = "python -m pip install '.[test]' && python -m pytest"
+TESTS = "python -m pip install '.[test]' && python -m pytest -n auto"
 
 
 @pytest.mark.feature("U1", "cpu")

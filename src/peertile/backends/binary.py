@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,12 +58,16 @@ class Binary:
             "n_slots": self.n_slots,
             "places": [[_loc_to_list(p.loc), p.message, p.what, p.kind] for p in self.places],
         }
+        import json
+
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.payload
 
     @staticmethod
     def from_bytes(data: bytes) -> Binary:
         """The inverse of `to_bytes`; ValueError or KeyError if it is not one."""
         line, payload = data.split(b"\n", 1)
+        import json
+
         head = json.loads(line)
         places = tuple(Place(_loc_from_list(loc), message, what, kind) for loc, message, what, kind in head["places"])
         return Binary(
@@ -103,6 +106,8 @@ class Compiled(NamedTuple):
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""
         steering = None if self.steering is None else sorted(self.steering)
         head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds, self.program_slots]
+        import json
+
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
 
     @staticmethod
@@ -111,6 +116,8 @@ class Compiled(NamedTuple):
     ) -> Compiled:
         """The inverse of `to_bytes`; `read` is the one of the target's binaries."""
         line, binary = data.split(b"\n", 1)
+        import json
+
         has_mailbox, steering, checks, bounds, program_slots = json.loads(line)
         return Compiled(
             read(binary),

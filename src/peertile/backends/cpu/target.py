@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from functools import cache
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from peertile.config import config
@@ -149,7 +148,8 @@ def host_arch() -> str:
 def _detect() -> CpuTarget:
     arch = host_arch()
     try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = file.read().split("\n\n", 1)[0].splitlines()
     except OSError:
         lines = []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

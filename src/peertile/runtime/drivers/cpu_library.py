@@ -9,12 +9,15 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from peertile.backends.cpu import jit
 from peertile.config import config, warn_of_cache
 from peertile.runtime.drivers.cpu_native import native_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Native", "native"]
 
@@ -109,4 +112,5 @@ def _write(path: Path | None, payload: bytes) -> None:
             file.write(_sha256(payload).digest() + payload)
         os.replace(temporary, path)
     except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
