@@ -49,7 +49,7 @@ def test_ci_prints_the_closing_line_last_and_leaves_nothing(tmp_path) -> None:
         '#!/bin/sh\ncase "$*" in\n'
         f'  "-m venv "*) mkdir -p "$3/bin" && cp "{fake}" "$3/bin/python" ;;\n'
         '  "-m pip install .[test]") echo installed ;;\n'
-        '  "-m pytest") echo "= 1 failed, 2 passed in 0.50s ="; echo after; exit 1 ;;\n'
+        '  "-m pytest -n auto") echo "= 1 failed, 2 passed in 0.50s ="; echo after; exit 1 ;;\n'
         '  *) echo "unexpected: $*"; exit 9 ;;\nesac\n'
     )
     fake.chmod(0o755)
