@@ -28,7 +28,7 @@ def _torch() -> Any:
 
 def _against(name: str, calls: Calls, repeats: int, *, scale: float = 1e3, unit: str = "ms") -> list[Figure]:
     """One figure per baseline: ours and theirs, medians of one run."""
-    median = interleaved(calls, repeats=repeats, warmup=2)
+    median = interleaved(calls, repeats=repeats, warmup=2, settle_s=0.03)
     ours = median.pop("peertile") * scale
     return [
         Figure(f"{name}.{other}", ours, unit, repeats, baseline=other, baseline_median=seconds * scale)

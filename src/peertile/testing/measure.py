@@ -61,8 +61,15 @@ class Figure:
         return found
 
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 3) -> dict[str, float]:
-    """Median seconds of each candidate over `repeats` rounds, one call of each per round."""
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 3, settle_s: float = 0.0
+) -> dict[str, float]:
+    """Median seconds of each candidate over `repeats` rounds, one timed call of each per round.
+
+    `settle_s` > 0 for candidates with threads of their own: pools of other libraries spin for a while after
+    a call and take the cores from whoever comes next, so each timed call waits that long and follows an
+    untimed one.
+    """
     for call in candidates.values():
         for _ in range(warmup):
             call()
@@ -70,6 +77,9 @@ def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int,
     clock = time.perf_counter
     for _ in range(repeats):
         for name, call in candidates.items():
+            if settle_s:
+                time.sleep(settle_s)
+                call()
             start = clock()
             call()
             times[name].append(clock() - start)
