@@ -83,8 +83,10 @@ def probes() -> list[Probe]:
         _probe("cpu", _probe_cpu),
         _probe("ranks as processes", _probe_processes),
         Probe("ranks as threads", True, "needs nothing of the platform"),
-        Probe("sim", False, "not part of this version"),
-        Probe("cuda", False, "not part of this version"),
+        Probe("sim", True, "peertile check runs unchanged programs on it"),
+        Probe(
+            "cuda", False, "only pt.open_device(pt.DriverKind.CUDA) in one process, with the extra cuda; no ranks yet"
+        ),
         Probe("several hosts", False, "not part of this version"),
     ]
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from peertile.errors import ArgumentError
 from peertile.memory_model import Cmp
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Status",
     "StreamHandle",
     "Ticket",
+    "check_fill",
     "print_records",
 ]
 
@@ -283,6 +285,14 @@ def print_records(buffer: memoryview) -> Iterator[tuple[int, int, bytes]]:
             return
         yield program, place, bytes(buffer[start : start + nbytes])
         at = start + (nbytes + 7) // 8 * 8
+
+
+def check_fill(width: int, count: int) -> None:
+    """What every driver asks of the arguments of `fill`; ArgumentError before anything is enqueued."""
+    if width not in (1, 2, 4, 8):
+        raise ArgumentError(f"width: expected 1, 2, 4 or 8 bytes, got {width}")
+    if count < 0:
+        raise ArgumentError(f"count: expected an integer >= 0, got {count}")
 
 
 class DriverDevice(ABC):

@@ -47,6 +47,7 @@ from peertile.runtime.driver import (
     Status,
     StreamHandle,
     Ticket,
+    check_fill,
     print_records,
 )
 from peertile.runtime.drivers.cpu_handles import (
@@ -389,10 +390,7 @@ class CpuDevice(DriverDevice):
         on_caller: bool = False,
     ) -> Ticket:
         self._enter()
-        if width not in (1, 2, 4, 8):
-            raise ArgumentError(f"width: expected 1, 2, 4 or 8 bytes, got {width}")
-        if count < 0:
-            raise ArgumentError(f"count: expected an integer >= 0, got {count}")
+        check_fill(width, count)
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         word = int.from_bytes(one * (8 // width), "little", signed=True)
         return self._enqueue(stream, operation(name, Kind.FILL, dst, word, width * count), on_caller)

@@ -50,6 +50,7 @@ from peertile.runtime.driver import (
     Status,
     StreamHandle,
     Ticket,
+    check_fill,
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
 from peertile.runtime.drivers.cuda_graph import CudaGraph, CudaGraphExec, LaunchGraph
@@ -521,10 +522,7 @@ class CudaDevice(DriverDevice):
         name: str = "fill",
         on_caller: bool = False,
     ) -> Ticket:
-        if width not in (1, 2, 4, 8):
-            raise ArgumentError(f"width: expected 1, 2, 4 or 8 bytes, got {width}")
-        if count < 0:
-            raise ArgumentError(f"count: expected an integer >= 0, got {count}")
+        check_fill(width, count)
         if count == 0:
             return self._submit(stream, Nothing(name))
         self._place("dst", dst, "fill an array of the host there, or allocate_host")

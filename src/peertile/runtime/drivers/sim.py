@@ -33,6 +33,7 @@ from peertile.runtime.driver import (
     Status,
     StreamHandle,
     Ticket,
+    check_fill,
 )
 from peertile.runtime.drivers.sim_stream import (
     Action,
@@ -344,10 +345,7 @@ class SimDevice(DriverDevice):
         on_caller: bool = False,
     ) -> Ticket:
         self._enter()
-        if width not in (1, 2, 4, 8):
-            raise ArgumentError(f"width: expected 1, 2, 4 or 8 bytes, got {width}")
-        if count < 0:
-            raise ArgumentError(f"count: expected an integer >= 0, got {count}")
+        check_fill(width, count)
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         machine = self.machine
         return self._action(stream, name, lambda s, _: engine.fill(machine, s, name, dst, one, count))
