@@ -32,6 +32,7 @@ VARIABLES: Final = (
     Variable("PEERTILE_WAIT_TIMEOUT_S", "seconds > 0", "30", "bound of every wait on a device and between hosts"),
     Variable("PEERTILE_CACHE_DIR", "a folder", "~/.cache/peertile", "where compiled kernels are kept"),
     Variable("PEERTILE_CACHE_MAX_MB", "MiB >= 0", "512", "size bound of the disk cache; 0 turns it off"),
+    Variable("PEERTILE_DEVICE", "cpu, cuda", "cpu", "what a thread works on that names no device (peertile run sets it)"),
     Variable("PEERTILE_CPU_THREADS", "integer, 1-1024", "cores / local ranks", "threads that run programs on cpu"),
     Variable("PEERTILE_CPU_TARGET", "an LLVM cpu name", "host", "processor to compile for"),
     Variable("PEERTILE_MASTER_PORT", "1-65535", "MASTER_PORT, then 8361", "rendezvous port of a job"),
@@ -39,6 +40,7 @@ VARIABLES: Final = (
     Variable("PEERTILE_LIFELINE", "a descriptor", "set by the launcher", "how a rank sees its launcher end"),
     Variable("PEERTILE_SPIN_BUDGET_US", "microseconds >= 0", "20", "how long await polls before it sleeps; 0 disables"),
     Variable("PEERTILE_HOST_SYNC", "spin, block", "unset", "forces host callbacks as the completion path"),
+    Variable("PEERTILE_USE_VMM", "1, other", "unset", "shares GPU memory by VMM (1) or CUDA IPC (other), no fall-back"),
     Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass"),
 )
 
@@ -55,6 +57,9 @@ class Config(NamedTuple):
     spin_budget_us: int
     host_sync: str | None
     verify_passes: bool
+    device: str = "cpu"
+    use_vmm: bool | None = None
+    """Whether GPU memory is shared by VMM; None leaves the choice to what the device can."""
 
     @property
     def cache_dir(self) -> Path:
@@ -89,6 +94,10 @@ def read_config(env: Mapping[str, str]) -> Config:
     host_sync = env.get("PEERTILE_HOST_SYNC")
     if host_sync not in (None, "spin", "block"):
         raise ArgumentError(f"PEERTILE_HOST_SYNC: expected spin or block, got {host_sync!r}")
+    device = env.get("PEERTILE_DEVICE", "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ArgumentError(f"PEERTILE_DEVICE: expected cpu or cuda, got {device!r}")
+    use_vmm = env.get("PEERTILE_USE_VMM")
     cache_dir = env.get("PEERTILE_CACHE_DIR")
     return Config(
         wait_timeout_s=_number(env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0"),
@@ -102,6 +111,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         spin_budget_us=_number(env, "PEERTILE_SPIN_BUDGET_US", 20, int, lambda v: v >= 0, "microseconds >= 0"),
         host_sync=host_sync,
         verify_passes=_number(env, "PEERTILE_DEBUG_VERIFY", 1, int, lambda v: v in (0, 1), "0 or 1") == 1,
+        device=device,
+        use_vmm=None if use_vmm is None else use_vmm == "1",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -129,7 +130,8 @@ def commit() -> str:
 
 def record(figures: list[Figure], command: str) -> dict[str, Any]:
     """Figures with what is needed to compare them later: see benchmarks/records/README.md."""
-    packages = {name: version(name) for name in ("numpy", "llvmlite")}
+    peers = ("torch",) if importlib.util.find_spec("torch") else ()
+    packages = {name: version(name) for name in ("numpy", "llvmlite", *peers)}
     return {
         "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -154,12 +156,13 @@ def bench(
     if as_json:
         print(json.dumps(record(figures, f"peertile bench {' '.join(chosen)} --json"), indent=2))
         return
-    table = Table("figure", "median", "limit", "baseline", "ratio")
+    table = Table("figure", "median", "limit", "met", "baseline", "ratio")
     for f in figures:
         table.add_row(
             f.name,
             f"{f.median:.4g} {f.unit}",
-            "" if f.limit is None else f"{f.limit:g} {f.unit}",
+            "" if f.limit is None else f"{f.limit:.4g} {f.unit}",
+            "" if f.holds is None else "yes" if f.holds else "NO",
             "" if f.baseline is None else f"{f.baseline}: {f.baseline_median:.4g} {f.unit}",
             "" if f.ratio is None else f"{f.ratio:.2f}",
         )

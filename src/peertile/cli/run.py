@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -45,10 +46,11 @@ def run(
     """
     if not program.is_file():
         raise ArgumentError(f"run: PROGRAM: expected a Python file, got {str(program)!r}, which is not a file")
-    if device is not DeviceKind.CPU:
-        raise UnsupportedError(f"run: --device {device.value}: expected cpu, the only device of this version")
+    if device is DeviceKind.CUDA and ranks > 1:
+        raise UnsupportedError(f"run: --device cuda --ranks {ranks}: expected 1 rank, the most on GPUs in this version")
     command = [sys.executable, str(program), *(arguments or [])]
-    report = launch(command, ranks, port=port, output=Output(labels=labels, stdout_to_stderr=as_json))
+    env = {**os.environ, "PEERTILE_DEVICE": device.value}
+    report = launch(command, ranks, env=env, port=port, output=Output(labels=labels, stdout_to_stderr=as_json))
     if as_json:
         print(json.dumps(_as_dict(report), indent=2))
     elif report.first_failure is not None:

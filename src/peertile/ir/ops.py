@@ -21,6 +21,7 @@ from peertile.ir.types import (
     BarrierType,
     CounterType,
     MailboxType,
+    MulticastType,
     ObjectType,
     PointerType,
     SignalType,
@@ -31,7 +32,7 @@ from peertile.ir.types import (
     TransferType,
     ViewType,
 )
-from peertile.memory_model import Cmp, Order, Rmw, Scope
+from peertile.memory_model import Cmp, Order, Proxy, Rmw, Scope
 
 NO_EFFECT: Final[frozenset[Effect]] = frozenset()
 
@@ -931,7 +932,7 @@ class Load(Op):
     NAME = "load"
     OPERANDS = (1, None)
     RESULTS = (1, 1)
-    ATTRS = {"padding": Padding.ZERO, "bounds": Bounds.UNKNOWN}
+    ATTRS = {"padding": Padding.ZERO, "bounds": Bounds.UNKNOWN, "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.READ})
 
     def verify(self) -> None:
@@ -956,7 +957,7 @@ class Store(Op):
 
     NAME = "store"
     OPERANDS = (2, None)
-    ATTRS = {"bounds": Bounds.UNKNOWN}
+    ATTRS = {"bounds": Bounds.UNKNOWN, "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -973,7 +974,7 @@ class TileLoad(Op):
     NAME = "tile_load"
     OPERANDS = (1, None)
     RESULTS = (1, 1)
-    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ..., "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.READ})
 
     def verify(self) -> None:
@@ -993,7 +994,7 @@ class TileStore(Op):
 
     NAME = "tile_store"
     OPERANDS = (2, None)
-    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    ATTRS = {"bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ..., "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -1040,7 +1041,7 @@ class TileAtomic(Op):
 
     NAME = "tile_atomic"
     OPERANDS = (2, None)
-    ATTRS = {"rmw": ..., "bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ...}
+    ATTRS = {"rmw": ..., "bounds": Bounds.UNKNOWN, "order": Order.RELAXED, "scope": ..., "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE})
 
     def verify(self) -> None:
@@ -1110,7 +1111,7 @@ class WordStore(Op):
 
     NAME = "word_store"
     OPERANDS = (2, None)
-    ATTRS = {"order": ..., "scope": ...}
+    ATTRS = {"order": ..., "scope": ..., "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -1130,7 +1131,7 @@ class WordRmw(Op):
     NAME = "word_rmw"
     OPERANDS = (2, None)
     RESULTS = (1, 1)
-    ATTRS = {"rmw": ..., "order": ..., "scope": ...}
+    ATTRS = {"rmw": ..., "order": ..., "scope": ..., "proxy": Proxy.GENERIC}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
 
     def verify(self) -> None:
@@ -1215,6 +1216,20 @@ class Fence(Op):
 
     def verify(self) -> None:
         self.require(isinstance(self.attrs["scope"], Scope), f"scope: expected a Scope, got {self.attrs['scope']!r}")
+
+
+class FenceAlias(Op):
+    """Orders what this program did through one address of some memory with what it does through another one: crosses
+    the alias and the multicast proxy, both ways. Orders no agents by itself. Operand and result: a token, or none."""
+
+    NAME = "fence_alias"
+    OPERANDS = (0, 1)
+    RESULTS = (0, 1)
+    EFFECTS = frozenset({Effect.FENCE})
+
+    def verify(self) -> None:
+        for v in [*self.operands, *self.results]:
+            self.require(isinstance(v.type, TokenType), f"token: expected a token, got {v.type}")
 
 
 class LaunchWords(Op):
@@ -1832,6 +1847,170 @@ class BoxRelease(Op):
         _mailbox(self)
 
 
+# ---------------------------------------------------------------- multicast (expanded where no fabric does it)
+
+MULTICAST_DTYPES: Final = ("i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64")
+"""Element types of a multicast object. u32 is i32 bits, so MIN and MAX compare it as signed."""
+
+_ALL: Final = frozenset(MULTICAST_DTYPES)
+_INTEGERS: Final = frozenset(("i32", "u32", "i64", "u64"))
+_SIGNED: Final = frozenset(("i32", "u32", "i64"))
+_HALVES: Final = frozenset(("f16", "bf16"))
+
+LOAD_REDUCTIONS: Final[dict[Rmw, frozenset[str]]] = {
+    Rmw.ADD: _INTEGERS, Rmw.ADDF: _ALL - _INTEGERS,
+    Rmw.MIN: _SIGNED | _HALVES, Rmw.MAX: _SIGNED | _HALVES,
+    Rmw.UMIN: _INTEGERS, Rmw.UMAX: _INTEGERS,
+    Rmw.AND: _INTEGERS, Rmw.OR: _INTEGERS, Rmw.XOR: _INTEGERS,
+}  # fmt: skip
+"""Element types of each reduction of a load-reduce (PTX ISA, `multimem.ld_reduce`)."""
+
+REDUCTIONS: Final[dict[Rmw, frozenset[str]]] = LOAD_REDUCTIONS | {Rmw.MIN: _SIGNED, Rmw.MAX: _SIGNED}
+"""Element types of each reduction into the members (PTX ISA, `multimem.red`)."""
+
+BULK_REDUCTIONS: Final[dict[Rmw, frozenset[str]]] = {
+    Rmw.ADDF: frozenset(("f32", "f16", "bf16")), Rmw.MIN: _HALVES, Rmw.MAX: _HALVES,
+}  # fmt: skip
+"""Element types of each reduction of a bulk store (PTX ISA, `multimem.cp.reduce.async.bulk`)."""
+
+BULK_ALIGN: Final = 16
+"""Bytes: alignment of a bulk store's address, and what its size is a multiple of."""
+
+
+def _multicast(op: Op) -> MulticastType:
+    t = op.operands[0].type
+    op.require(isinstance(t, MulticastType), f"object: expected a multicast object, got {t}")
+    assert isinstance(t, MulticastType)
+    op.require(
+        t.dtype.name in MULTICAST_DTYPES, f"dtype: expected one of {', '.join(MULTICAST_DTYPES)}, got {t.dtype.name}"
+    )
+    return t
+
+
+def _multicast_tile(op: Op, indices: list[Value], tile: TileType) -> MulticastType:
+    t = _multicast(op)
+    op.require(len(indices) == t.rank, f"index: expected {t.rank} for {t}, got {len(indices)}")
+    for k, v in enumerate(indices):
+        _index(op, v, f"index {k}")
+    op.require(tile.rank == t.rank, f"tile: expected rank {t.rank} for {t}, got {tile}")
+    _same(op, t.dtype, tile.dtype, "dtype of tile")
+    op.require(
+        tile.numel * t.dtype.itemsize % 4 == 0, f"tile: expected a multiple of 4 bytes, got {tile}, of {t.dtype.itemsize}"
+    )
+    return t
+
+
+def _reduction(op: Op, t: MulticastType, table: dict[Rmw, frozenset[str]]) -> None:
+    rmw = op.attrs["rmw"]
+    allowed = table.get(rmw, frozenset())
+    names = ", ".join(n for n in MULTICAST_DTYPES if n in allowed) or "no dtype"
+    op.require(t.dtype.name in allowed, f"rmw: {rmw.value} takes {names}, got {t.dtype.name}")
+
+
+class MulticastLoad(Op):
+    """The combination of a tile over all ranks' parts, element by element, in an unspecified order (load-reduce).
+    Operands: object, tile indices. f16 and bf16 are added up in f32. *Expanded.*"""
+
+    NAME = "multicast_load"
+    OPERANDS = (1, None)
+    RESULTS = (1, 1)
+    ATTRS = {"rmw": ..., "order": Order.WEAK, "scope": None}
+    EFFECTS = frozenset({Effect.READ})
+
+    def verify(self) -> None:
+        t = _multicast_tile(self, self.operands[1:], _tile(self, self.result, "result"))
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.ACQUIRE))
+        _peer_scope(self, Space.PEER)
+        _reduction(self, t, LOAD_REDUCTIONS)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
+
+class MulticastReduce(Op):
+    """Combines a tile into every rank's part: for each of them one atomic read-modify-write an element. Operands:
+    object, tile, tile indices. *Expanded.*"""
+
+    NAME = "multicast_reduce"
+    OPERANDS = (2, None)
+    ATTRS = {"rmw": ..., "order": Order.RELAXED, "scope": ...}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE})
+
+    def verify(self) -> None:
+        t = _multicast_tile(self, self.operands[2:], _tile(self, self.operands[1], "tile"))
+        _scope_order(self, (Order.RELAXED, Order.RELEASE))
+        _peer_scope(self, Space.PEER)
+        _reduction(self, t, REDUCTIONS)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
+
+class MulticastStore(Op):
+    """Writes a tile to every rank's part. Operands: object, tile, tile indices. *Expanded.*"""
+
+    NAME = "multicast_store"
+    OPERANDS = (2, None)
+    ATTRS = {"order": Order.WEAK, "scope": None}
+    EFFECTS = frozenset({Effect.WRITE})
+
+    def verify(self) -> None:
+        _multicast_tile(self, self.operands[2:], _tile(self, self.operands[1], "tile"))
+        _scope_order(self, (Order.WEAK, Order.RELAXED, Order.RELEASE))
+        _peer_scope(self, Space.PEER)
+
+    @property
+    def effects(self) -> frozenset[Effect]:
+        return _ordered_effects(self)
+
+
+class MulticastBulk(Op):
+    """As `multicast_store`, or with a reduction as `multicast_reduce`, relaxed, by an asynchronous bulk copy that the
+    program waits for: what follows comes after the writes. The tile is one contiguous range of the object. Operands:
+    object, tile, tile indices. Attribute `rmw`: None stores. *Expanded.*"""
+
+    NAME = "multicast_bulk"
+    OPERANDS = (2, None)
+    ATTRS = {"rmw": None}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        tile = _tile(self, self.operands[1], "tile")
+        t = _multicast_tile(self, self.operands[2:], tile)
+        nbytes = tile.numel * t.dtype.itemsize
+        self.require(
+            nbytes % BULK_ALIGN == 0 and nbytes < 1 << 32,
+            f"tile: expected a multiple of {BULK_ALIGN} bytes below 2^32, got {nbytes}",
+        )
+        if self.attrs["rmw"] is not None:
+            _reduction(self, t, BULK_REDUCTIONS)
+
+
+class MulticastSignal(Op):
+    """Stores a word at every rank, or with `add` adds to it: release, system scope. Operands: object, value, element
+    indices. *Expanded.*"""
+
+    NAME = "multicast_signal"
+    OPERANDS = (2, None)
+    ATTRS = {"add": False}
+    EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
+
+    def verify(self) -> None:
+        t = _multicast(self)
+        self.require(t.dtype.is_int, f"dtype: expected words of i32, u32, i64 or u64, got {t.dtype.name}")
+        _same(self, TileType(t.dtype), self.operands[1].type, "value")
+        self.require(
+            len(self.operands) == 2 + t.rank, f"index: expected {t.rank} for {t}, got {len(self.operands) - 2}"
+        )
+        for k, v in enumerate(self.operands[2:]):
+            _index(self, v, f"index {k}")
+
+
+MULTICAST: Final = (MulticastLoad, MulticastReduce, MulticastStore, MulticastBulk, MulticastSignal)
+"""Expanded into loops over the ranks' parts, but for an object with a mapping of the fabric."""
+
 EXPANDED: Final = (
     Notify, WaitSignal, CounterAdd, CounterWait, BarrierSync, BarrierArrive, BarrierWait, SyncPrograms,
     BoxPost, BoxRound, BoxPut, BoxFlush, BoxCollect, BoxTake, BoxRelease,
@@ -1843,19 +2022,20 @@ PRIMITIVE: Final = (
     Broadcast, Reshape, Permute, Reduce, ReduceWith, ScanWith, Sort, Take, Extract, Insert, Mma,
     PeerView, Field, ViewStride, ViewSlice, ViewPermute, ViewReshape,
     Load, Store, Gather, Scatter, TileLoad, TileStore, AsyncStore, WaitTransfer, TileAtomic,
-    WordLoad, WordStore, WordRmw, Wait, WaitAny, Fence, LaunchWords, Suspend,
+    WordLoad, WordStore, WordRmw, Wait, WaitAny, Fence, FenceAlias, LaunchWords, Suspend,
     Check, Print,
     For, Loop, If, Yield, Continue, Break, Return,
     NewToken, JoinTokens, PtrOffset, PtrBroadcast, Unicast, PtrLoad, PtrStore, PtrRmw, PtrCas,
 )  # fmt: skip
 
-ALL_OPS: Final = PRIMITIVE + EXPANDED
+ALL_OPS: Final = PRIMITIVE + EXPANDED + MULTICAST
 BY_NAME: Final = {cls.NAME: cls for cls in ALL_OPS}
 
 ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "value": (int, float, bool), "axis": (int,), "size": (int,), "axes": (tuple,), "field": (str,),
     "fn": (Unary, Binary, Compare, Fold), "rounding": (Rounding,), "saturate": (bool,),
-    "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw,), "cmp": (Cmp,),
+    "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw, type(None)), "cmp": (Cmp,),
+    "proxy": (Proxy,), "add": (bool,),
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
     "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
     "masked": (bool,), "ordered": (bool,), "continues": (bool,), "all_programs": (bool,),

@@ -36,6 +36,7 @@ from peertile.ir.types import (
     BarrierType,
     CounterType,
     MailboxType,
+    MulticastType,
     Partition,
     PointerType,
     SignalType,
@@ -464,6 +465,8 @@ class _Parser:
             return self.pointer_type()
         if name == "mailbox":
             return self.mailbox_type()
+        if name == "multicast":
+            return self.multicast_type()
         self.at -= 1
         self.fail(f"unknown type {name!r}")
 
@@ -543,6 +546,21 @@ class _Parser:
                 space = Space(self.take("name", "a space"))
         self.expect(">")
         return PointerType(dtype, shape, space)
+
+    def multicast_type(self) -> MulticastType:
+        self.expect("<")
+        dtype = self.dtype()
+        self.expect(",")
+        rank, hardware = self.integer(), False
+        promises: dict[str, Any] = {}
+        while self.accept(","):
+            word = self.take("name", "a property of the object")
+            if word == "hardware":
+                hardware = True
+            else:
+                self.promise(word, promises)
+        self.expect(">")
+        return MulticastType(dtype, rank, **promises, hardware=hardware)
 
     def mailbox_type(self) -> MailboxType:
         self.expect("<")

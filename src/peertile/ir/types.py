@@ -25,6 +25,7 @@ __all__ = [
     "CounterType",
     "Link",
     "MailboxType",
+    "MulticastType",
     "ObjectType",
     "Partition",
     "PointerType",
@@ -375,3 +376,42 @@ class MailboxType(ObjectType):
         linked = ", linked" if self.linked else ""
         ahead = f", ahead={self.posts_ahead}" if self.posts_ahead != 1 else ""
         return f"mailbox<{self.dtype.name}[{shape}], depth={self.depth}{acknowledged}{linked}{ahead}>"
+
+
+@dataclass(frozen=True)
+class MulticastType(ObjectType):
+    """A symmetric tensor with one address that reaches every rank's part.
+
+    `data` are the parts as peers see them, `window` the address of the multicast mapping: 0 where there is none and
+    its operations are loops over the parts (`passes.multicast`). `hardware`: the mapping is one of the fabric, and a
+    backend emits its own instructions for it.
+    """
+
+    dtype: DType
+    rank: int
+    unit_stride: tuple[bool, ...] = ()
+    align: int = 0
+    divisible: tuple[int, ...] = ()
+    hardware: bool = False
+
+    def __post_init__(self) -> None:
+        # One spelling per fact: no promise is written out, so that equal types compare equal.
+        object.__setattr__(self, "unit_stride", self.unit_stride or (False,) * self.rank)
+        object.__setattr__(self, "divisible", self.divisible or (1,) * self.rank)
+
+    @property
+    def fields(self) -> dict[str, Type]:
+        data = SymmetricType(
+            self.dtype, self.rank, Access.READ_WRITE, self.unit_stride, self.align, self.divisible
+        )
+        return {"data": data, "window": INDEX}
+
+    def __str__(self) -> str:
+        parts = [self.dtype.name, str(self.rank)]
+        if any(self.unit_stride):
+            parts.append(f"unit=[{', '.join(str(int(u)) for u in self.unit_stride)}]")
+        if self.align:
+            parts.append(f"align={self.align}")
+        if any(d > 1 for d in self.divisible):
+            parts.append(f"divisible=[{', '.join(map(str, self.divisible))}]")
+        return f"multicast<{', '.join([*parts, *(['hardware'] if self.hardware else [])])}>"

@@ -21,6 +21,7 @@ from peertile.ir.types import (
     MAX_TILE_ELEMENTS,
     MAX_TILE_RANK,
     MailboxType,
+    MulticastType,
     PointerType,
     SymmetricType,
     TileType,
@@ -164,6 +165,10 @@ class _Verifier:
             )
         if self.expanded:
             op.require(not isinstance(op, ops.EXPANDED), "must have been expanded into primitive ops")
+            op.require(
+                not isinstance(op, ops.MULTICAST) or _hardware(op),
+                "must have been expanded into primitive ops: its object has no mapping of the fabric",
+            )
         if self.bounds_known and "bounds" in op.attrs:
             op.require(op.attrs["bounds"] is not ops.Bounds.UNKNOWN, "bounds: must have been decided")
 
@@ -175,6 +180,11 @@ class _Verifier:
             raise VerifyError(f"{role}: {t} belongs to kernels marked unsafe=True", loc)
 
 
+def _hardware(op: Op) -> bool:
+    t = op.operands[0].type
+    return isinstance(t, MulticastType) and t.hardware
+
+
 _FEW_ELEMENTS: Final = f"expected at most {MAX_TILE_ELEMENTS} elements in a tile"
 
 
@@ -184,7 +194,7 @@ def _type_rules(t: Type) -> Iterator[tuple[bool, str]]:
         yield len(t.shape) <= MAX_TILE_RANK, f"expected a tile rank of at most {MAX_TILE_RANK}"
         yield all(_power_of_two(n) for n in t.shape), "expected extents that are powers of two"
         yield prod(t.shape) <= MAX_TILE_ELEMENTS, _FEW_ELEMENTS
-    elif isinstance(t, ViewType | SymmetricType):
+    elif isinstance(t, ViewType | SymmetricType | MulticastType):
         yield 0 <= t.rank <= MAX_TENSOR_RANK, f"expected a rank of at most {MAX_TENSOR_RANK}"
         yield len(t.unit_stride) == t.rank, "expected one unit-stride promise per axis"
         yield len(t.divisible) == t.rank, "expected one divisibility promise per axis"

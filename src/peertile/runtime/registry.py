@@ -1,7 +1,7 @@
 """The devices of this process, and which one the calling thread works on. The only process-wide state.
 
-Ranks that are threads each have a device of their own (`use_device`); everything else shares the
-process's first cpu device, opened at its first use.
+Ranks that are threads each have a device of their own (`use_device`); everything else shares the process's first
+device of the kind that PEERTILE_DEVICE names (cpu by default), opened at its first use.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import threading
 from typing import Any
 
+from peertile.config import config
 from peertile.errors import ArgumentError, UnsupportedError
 from peertile.runtime.checks import check_integer
 from peertile.runtime.device import Device
@@ -62,11 +63,11 @@ def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
 
 
 def current_device() -> Device:
-    """The device that the calling thread works on: the one given to `use_device`, else cpu:0."""
+    """The device that the calling thread works on: the one given to `use_device`, else the first of PEERTILE_DEVICE."""
     device: Device | None = getattr(_registry.local, "device", None)
     if device is not None:
         return device
-    key = (DriverKind.CPU, 0)
+    key = (DriverKind(config().device), 0)
     with _registry.lock:
         if key not in _registry.devices:
             _registry.devices[key] = open_device(*key)

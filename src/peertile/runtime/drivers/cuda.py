@@ -150,7 +150,8 @@ class CudaDevice(DriverDevice):
             greatest = self.capabilities.stream_priorities[1]
             limit = memory_limit or self.capabilities.memory_bytes
             self.side = SideStream(api, greatest)
-            self.heap = Heap(api, self.handle, self.side, limit, self.name)
+            mapped = ShareKind.FD in self.capabilities.shares
+            self.heap = Heap(api, self.handle, self.side, limit, self.name, mapped=mapped)
             self.pinned = Pinned(api)
             self.zero_word = self.heap.take(64)
             api.fill(self.zero_word, 0, 4, 16, self.side.cu)
@@ -178,8 +179,8 @@ class CudaDevice(DriverDevice):
             with _Using(self) as api:
                 both = ((self.handle, other.handle), (other.handle, self.handle))
                 if all(api.can_access_peer(*pair) for pair in both):
-                    api.set_pool_access(self.heap.pool, [other.handle])
-                    api.set_pool_access(other.heap.pool, [self.handle])
+                    self.heap.grant(other.handle)
+                    other.heap.grant(self.handle)
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -285,7 +286,7 @@ class CudaDevice(DriverDevice):
                 for page in self._pages:
                     api.unregister_host(page)
                 self.pinned.release()
-                api.destroy_pool(self.heap.pool)
+                self.heap.release()
             self.api.release_context(self.handle)
         self._closed = True
 
@@ -328,9 +329,9 @@ class CudaDevice(DriverDevice):
     def memory_stats(self) -> MemoryStats:
         if self.lost is not None:
             return self.heap.stats(lambda: self._reserved)
-        with _Using(self) as api:
+        with _Using(self):
             self.heap.settle()
-            self._reserved = api.pool_reserved(self.heap.pool)
+            self._reserved = self.heap.reserved()
             return self.heap.stats(lambda: self._reserved)
 
     # ---------------------------------------------------------------------------------------------- segments

@@ -1,7 +1,9 @@
 """Memory of the cuda driver: device memory from a pool, and pinned host memory for staging and for control words.
 
 Nothing here waits for running work: device memory comes stream-ordered from a stream that runs nothing else, and
-pinned memory is kept until the device is closed. Segments are in `cuda_segments.py`.
+pinned memory is kept until the device is closed. Small blocks are cut from slabs of mapped memory, which costs no call
+of the NVIDIA driver and, unlike memory of a pool, holds words that streams themselves write and wait for. Segments are
+in `cuda_segments.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from peertile.errors import AllocationError, ArgumentError, UsageError
-from peertile.runtime.driver import MemoryStats
+from peertile.runtime.driver import MemoryStats, ShareKind
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
 
 __all__ = ["CONTROL_ALIGN", "Heap", "Pinned", "SideStream", "words_at"]
@@ -22,6 +24,8 @@ __all__ = ["CONTROL_ALIGN", "Heap", "Pinned", "SideStream", "words_at"]
 CONTROL_ALIGN: Final = 64
 _ALIGN: Final = 512
 _SLAB: Final = 8 << 20
+_SMALL: Final = 64 << 10  # largest block that is cut from a slab
+_LEAST: Final = 256
 _BOUND_S: Final = 30.0
 
 
@@ -110,15 +114,72 @@ class SideStream:
             pause = min(pause + 1e-5, 1e-3)
 
 
-class Heap:
-    """Device memory of one device."""
+class Slabs:
+    """Blocks of device memory, a power of two bytes each, cut from mapped slabs and used again; kept to the end."""
 
-    def __init__(self, api: CudaApi, device: Any, side: SideStream, limit: int, name: str) -> None:
+    def __init__(self, api: CudaApi, device: Any) -> None:
+        self._api = api
+        self._readers = [device]  # devices that may access the slabs; the first owns them
+        self._size = max(api.granularity(device, ShareKind.FD), _SLAB)
+        self._free: dict[int, list[int]] = {}
+        self._slabs: list[tuple[int, Any]] = []
+        self._at = self._end = 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the system."""
+        return self._size * len(self._slabs)
+
+    def take(self, size: int) -> int:
+        """Address of `size` bytes, which is a power of two and what the block is aligned to."""
+        free = self._free.get(size)
+        if free:
+            return free.pop()
+        at = -(-self._at // size) * size
+        if at + size > self._end:
+            at = self._map()
+        self._at = at + size
+        return at
+
+    def _map(self) -> int:
+        api, size = self._api, self._size
+        handle = api.create_memory(self._readers[0], size, ShareKind.FD)
+        address = api.reserve(size, 0)
+        api.map(address, size, handle)
+        api.set_access(address, size, self._readers)
+        self._slabs.append((address, handle))
+        self._end = address + size
+        return address
+
+    def give(self, address: int, size: int) -> None:
+        self._free.setdefault(size, []).append(address)
+
+    def grant(self, device: Any) -> None:
+        """Another device may access what is in the slabs, now and later."""
+        self._readers.append(device)
+        for address, _ in self._slabs:
+            self._api.set_access(address, self._size, [device])
+
+    def release(self) -> None:
+        """Give everything back, in use or not; waits for running work."""
+        for address, handle in self._slabs:
+            self._api.unmap(address, self._size)
+            self._api.free_reservation(address, self._size)
+            self._api.release_memory(handle)
+        self._slabs.clear()
+
+
+class Heap:
+    """Device memory of one device. `mapped` is whether the device has memory that can be mapped, for small blocks."""
+
+    def __init__(self, api: CudaApi, device: Any, side: SideStream, limit: int, name: str, *, mapped: bool) -> None:
         self.limit = limit
         self._api = api
         self._side = side
         self._name = name
         self.pool = api.create_pool(device, (1 << 64) - 1)
+        self._slabs = Slabs(api, device) if mapped else None
+        self._small: dict[int, int] = {}  # blocks that came from the slabs
         self._lock = threading.Lock()  # protects the counts; nothing is taken under it
         self._used: dict[int, int] = {}
         self._freed: deque[tuple[int, int]] = deque()  # (address, bytes) given back, not yet to the pool
@@ -128,10 +189,12 @@ class Heap:
         if nbytes < 0:
             raise ArgumentError(f"nbytes: expected an integer >= 0, got {nbytes}")
         self.settle()
-        size = max(-(-nbytes // _ALIGN) * _ALIGN, _ALIGN)
+        small = self._slabs is not None and nbytes <= _SMALL
+        size = 1 << max(nbytes - 1, _LEAST - 1).bit_length() if small else -(-nbytes // _ALIGN) * _ALIGN
+        size = max(size, _LEAST)
         if self._in_use + size > self.limit:
             raise self._no_memory(nbytes, None)
-        address = self.take(size, nbytes)
+        address = self._take_small(size, nbytes) if small else self.take(size, nbytes)
         with self._lock:
             self._used[address] = size
             self._in_use += size
@@ -150,10 +213,44 @@ class Heap:
             self._side.settle()
             return address
 
+    def _take_small(self, size: int, asked: int) -> int:
+        assert self._slabs is not None
+        with self._side.lock:
+            try:
+                address = self._slabs.take(size)
+            except CudaError as error:
+                if not error.out_of_memory:
+                    raise
+                raise self._no_memory(asked, error) from error
+            self._small[address] = size
+            return address
+
     def give(self, address: int) -> None:
         """Give back what `take` gave."""
         with self._side.lock:
-            self._api.free(address, self._side.cu)
+            size = self._small.pop(address, 0)
+            if size:
+                assert self._slabs is not None
+                self._slabs.give(address, size)
+            else:
+                self._api.free(address, self._side.cu)
+
+    def grant(self, device: Any) -> None:
+        """Let another device access this memory."""
+        with self._side.lock:
+            self._api.set_pool_access(self.pool, [device])
+            if self._slabs is not None:
+                self._slabs.grant(device)
+
+    def reserved(self) -> int:
+        """Bytes held from the system, in use or kept for later."""
+        return self._api.pool_reserved(self.pool) + (0 if self._slabs is None else self._slabs.reserved)
+
+    def release(self) -> None:
+        """Give everything back to the system, at the end."""
+        if self._slabs is not None:
+            self._slabs.release()
+        self._api.destroy_pool(self.pool)
 
     def free(self, address: int) -> None:
         """Never calls the driver: garbage collection may call it anywhere. `settle` does the rest."""
