@@ -1,8 +1,10 @@
 """What every test shares: tiers, the device option, the seed, and the check that nothing is left behind.
 
 Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier; `pytest -m long` fuzzing
-and stress. Tests marked `cuda` or `cuda2` are selected only with `--device cuda`. What a tier leaves out is
-deselected, and counted as such, never skipped: a skip would read like a test that ran.
+and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
+cpu, on whatever device a thread works on that names none) and what needs one or two GPUs (`cuda`, `cuda2`), and
+nothing else. What a tier leaves out is deselected, and counted as such, never skipped: a skip would read like a test
+that ran.
 
 Order: files and the tests of a file are shuffled by the seed of the run, so that no test leans on another.
 The seed is printed at the head and beside each failure; `--seed N` repeats it.
@@ -56,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 31)
     os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{secrets.token_hex(8)}")
+    if config.option.device != "cpu":  # of this process and of those that the tests start
+        os.environ["PEERTILE_DEVICE"] = config.option.device
     if not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
         config.stash[CACHE] = os.environ["PEERTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="peertile-test-cache-")
 
@@ -82,8 +86,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def left_out(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether the tier that was asked for leaves `item` out beside what `-m` says."""
-    on_gpu = item.get_closest_marker("cuda") or item.get_closest_marker("cuda2")
-    if on_gpu and config.option.device != "cuda":
+    only_gpu = item.get_closest_marker("cuda") or item.get_closest_marker("cuda2")
+    gpu_too = only_gpu or item.get_closest_marker("any_device")
+    if config.option.device == "cuda" and not gpu_too:
+        return True
+    if only_gpu and config.option.device != "cuda":
         return True
     named = "long" in config.option.markexpr or any("::" in arg for arg in config.args)
     return item.get_closest_marker("long") is not None and not named

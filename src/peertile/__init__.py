@@ -8,7 +8,7 @@ from peertile.cli.console import progress, report
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import init, program, run, spawn
 from peertile.comm.links import Links
-from peertile.comm.symmetric import Barrier, Counter, Mailbox, Signal, SymmetricHeap, SymmetricTensor
+from peertile.comm.symmetric import Barrier, Counter, Mailbox, MulticastTensor, Signal, SymmetricHeap, SymmetricTensor
 from peertile.creation import (
     arange,
     asarray,
@@ -68,7 +68,7 @@ from peertile.kernel import KernelFunction, KernelInput, KernelOutput, LaunchOp,
 from peertile.runtime.capture import CaptureScope, capture
 from peertile.runtime.context import ExecutionContext
 from peertile.runtime.device import Device
-from peertile.runtime.driver import DriverKind
+from peertile.runtime.driver import DriverKind, ShareKind
 from peertile.runtime.future import DeviceFuture
 from peertile.runtime.op import DeviceOp, Graph, SharedOp, zip
 from peertile.runtime.pool import MemoryPool, PoolStats
@@ -107,6 +107,7 @@ __all__ = [
     "LeaseError",
     "Links",
     "Mailbox",
+    "MulticastTensor",
     "MemoryPool",
     "OutOfBounds",
     "Partition",
@@ -117,6 +118,7 @@ __all__ = [
     "RankModel",
     "RoundRobin",
     "SchedulingPolicy",
+    "ShareKind",
     "SharedOp",
     "Signal",
     "SignatureMismatch",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from peertile.backends.binary import Binary, Compiled, LaunchCheck
+from peertile.backends.binary import Binary, Compiled, LaunchCheck, WholeTiles
 from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cpu.jit import stages as cpu_stages
 from peertile.backends.cpu.target import host_target
@@ -62,6 +62,7 @@ def compile_function(
         dict(kernel.facts.get("bounds", {})),
         stages,
         tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
+        tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
     )
 
 

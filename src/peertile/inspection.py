@@ -32,13 +32,13 @@ from peertile.ir.types import (
 )
 from peertile.kernel import KernelFunction
 from peertile.language.annotations import KernelParam, Role
-from peertile.runtime.argument import canonical, symmetric_type, view_type
+from peertile.runtime.argument import canonical, multicast_type, symmetric_type, view_type
 from peertile.runtime.tensor import contiguous_strides
 
 __all__ = ["Description", "Signature", "describe", "load_kernel"]
 
 _TENSOR = re.compile(
-    r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?$"
+    r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?(?P<fabric>@fabric)?$"
 )
 
 
@@ -99,6 +99,8 @@ def _type(param: KernelParam, text: str | None) -> Type:
         return MailboxType(dtype, shape, depth, depth < 2)
     if param.role is Role.PEER:
         return symmetric_type(dtype, shape, strides, param.access or Access.READ_WRITE, 64)
+    if param.role is Role.MULTICAST:
+        return multicast_type(dtype, shape, strides, 64, hardware=match["fabric"] is not None)
     if param.role is Role.EXCLUSIVE:
         if not match["tile"]:
             raise ArgumentError(f"{param.name}: expected a partition such as {param.name}={text}/256, got no tile")

@@ -62,6 +62,12 @@ class PeerArgument(Protocol):
     def peer_argument(self, access: Access) -> Argument: ...
 
 
+class MulticastArgument(Protocol):
+    """Host objects that a `T.Multicast` parameter takes."""
+
+    def multicast_argument(self) -> Argument: ...
+
+
 class ChannelArgument(Protocol):
     """Host objects that `T.Signal`, `T.Counter`, `T.Barrier` and `T.Mailbox` parameters take."""
 
@@ -309,6 +315,11 @@ def _bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
             peer: PeerArgument = value
             return peer.peer_argument(param.access or Access.READ_WRITE)
         raise _wrong(param, "a SymmetricTensor (T.Peer); make one with heap.empty", value)
+    if role is Role.MULTICAST:
+        if hasattr(value, "multicast_argument"):
+            several: MulticastArgument = value
+            return several.multicast_argument()
+        raise _wrong(param, "a MulticastTensor (T.Multicast); make one with heap.multicast", value)
     if role is Role.POINTER:
         if hasattr(value, "pointer_argument"):
             argument: Argument = value.pointer_argument()
@@ -326,7 +337,7 @@ def _bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
 
 # Looking a member up on its enumeration costs as much as comparing two strings.
 _SHARED, _EXCLUSIVE, _CONST = Role.SHARED, Role.EXCLUSIVE, Role.CONST
-_GROUPED = frozenset({Role.PEER, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
+_GROUPED = frozenset({Role.PEER, Role.MULTICAST, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
 
 
 class KernelFunction:
@@ -834,6 +845,8 @@ def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
     _check_exclusive(name, bound, bound.uses)
     _check_launch(name, spec, bound)
     _check_slots(name, spec, bound)
+    if spec.compiled.whole_tiles:
+        _check_whole_tiles(name, spec, bound)
     for argument in bound.arguments:
         if type(argument.type) is PointerType and argument.keep is not None:
             argument.keep.check_launch(name)
@@ -904,6 +917,20 @@ def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
                 f"(extent {rhs[check.rhs_axis]}), but {need} are used, as {left} axis {check.lhs_axis} has "
                 f"{need} tiles of {check.lhs_size} (extent {lhs[check.lhs_axis]}); pass tensors whose extents agree"
             )
+
+
+def _check_whole_tiles(name: str, spec: Specialization, bound: _Bound) -> None:
+    """A multicast access clips nothing: every tile of its partition lies inside as a whole."""
+    for whole in spec.compiled.whole_tiles:
+        extent = bound.arguments[whole.param].extents[whole.axis]
+        if extent % whole.size == 0 and (extent or not whole.some):
+            continue
+        param = [p for p in bound.params if p.role is not Role.CONST][whole.param].name
+        got = f"got {extent}" if extent else "got an empty one"
+        raise LaunchError(
+            f"{name}: the multicast {param}: expected an extent of axis {whole.axis} of whole tiles of {whole.size}, "
+            f"{got}; a partly overlapping tile is not clipped, so pad the tensor or choose a smaller tile"
+        )
 
 
 def _check_slots(name: str, spec: Specialization, bound: _Bound) -> None:

@@ -7,6 +7,8 @@ from host_cases import device, values
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def schedulers(word: T.Peer):

@@ -7,6 +7,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import LeaseError
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def meet(ready: T.Signal, out: T.Peer):

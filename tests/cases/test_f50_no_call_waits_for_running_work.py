@@ -1,10 +1,13 @@
 """While a kernel waits for a word, the host makes streams, allocates, frees, compiles and loads: nothing of that
 waits for the kernel, so the launch that ends the wait is reached."""
 
+import pytest
 from host_cases import device
 
 import peertile as pt
 import peertile.language as T
+
+pytestmark = pytest.mark.any_device
 
 
 @pt.kernel

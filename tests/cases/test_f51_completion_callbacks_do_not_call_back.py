@@ -8,6 +8,8 @@ from host_cases import values
 import peertile as pt
 from peertile.errors import UsageError
 
+pytestmark = pytest.mark.any_device
+
 
 def test_a_runtime_call_inside_a_completion_callback_is_refused():
     x = pt.zeros(4, pt.f32)

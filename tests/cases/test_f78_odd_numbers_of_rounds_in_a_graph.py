@@ -8,6 +8,8 @@ from host_cases import device
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def round_trip(z: T.Exclusive, box: T.Mailbox):

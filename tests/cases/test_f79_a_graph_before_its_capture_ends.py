@@ -6,6 +6,8 @@ from host_cases import device, values
 import peertile as pt
 from peertile.errors import UsageError
 
+pytestmark = pytest.mark.any_device
+
 
 def test_a_graph_exists_once_its_capture_has_ended():
     stream, x = device().stream(), pt.zeros(4, pt.f32)

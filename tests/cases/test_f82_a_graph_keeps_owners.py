@@ -10,6 +10,8 @@ from host_cases import device, values
 import peertile as pt
 from peertile.errors import UsageError
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.mark.parametrize("scoped", [True, False])
 def test_a_replay_reads_what_was_recorded_not_what_took_its_place(scoped):

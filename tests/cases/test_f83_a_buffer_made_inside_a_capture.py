@@ -3,9 +3,12 @@ use one buffer give the right values in any order of replay."""
 
 import itertools
 
+import pytest
 from host_cases import add, device, values
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_values_are_right_in_every_order_of_replays():

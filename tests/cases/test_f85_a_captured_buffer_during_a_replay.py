@@ -8,6 +8,8 @@ from host_cases import add, device, holding, values
 import peertile as pt
 from peertile.errors import LeaseError
 
+pytestmark = pytest.mark.any_device
+
 
 def test_a_replay_borrows_what_was_captured():
     stream, other = device().stream("replays"), device().stream("other")

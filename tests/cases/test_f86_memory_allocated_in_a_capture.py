@@ -3,9 +3,12 @@ graph, not with its last launch."""
 
 import gc
 
+import pytest
 from host_cases import device, values
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_bytes_in_use_stay_flat_over_graphs_and_launches():

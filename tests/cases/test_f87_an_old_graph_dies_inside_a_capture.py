@@ -3,9 +3,12 @@ recorded."""
 
 import gc
 
+import pytest
 from host_cases import add, device, values
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_the_new_graph_holds_what_was_recorded_and_no_more():

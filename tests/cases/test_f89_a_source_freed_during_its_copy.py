@@ -2,9 +2,12 @@
 
 import gc
 
+import pytest
 from host_cases import device, holding
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_a_temporary_lives_until_its_copy_is_over():

@@ -2,9 +2,12 @@
 
 import gc
 
+import pytest
 from host_cases import add, device, holding, values
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_a_queued_launch_reads_the_memory_it_was_given():

@@ -2,9 +2,12 @@
 
 import threading
 
+import pytest
 from host_cases import device, holding
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_another_threads_tensor_is_not_written_by_queued_work():

@@ -5,9 +5,12 @@ import subprocess
 import sys
 import threading
 
+import pytest
 from host_cases import device
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_bytes_in_use_return_when_another_thread_drops_the_last_reference():

@@ -3,9 +3,12 @@
 import threading
 
 import numpy as np
+import pytest
 from host_cases import device
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_a_view_of_another_library_sees_what_was_queued_before():

@@ -1,9 +1,12 @@
 """Two launches of one kernel in flight at once keep their own arguments."""
 
+import pytest
 from host_cases import device, holding, values
 
 import peertile as pt
 import peertile.language as T
+
+pytestmark = pytest.mark.any_device
 
 
 @pt.kernel

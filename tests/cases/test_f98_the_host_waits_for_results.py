@@ -3,9 +3,12 @@
 import gc
 
 import numpy as np
+import pytest
 from host_cases import device, holding, values
 
 import peertile as pt
+
+pytestmark = pytest.mark.any_device
 
 
 def test_memory_that_is_still_written_is_not_reused():

@@ -124,7 +124,6 @@ threading.Event().wait()
     ("arguments", "message"),
     [
         (["/nonexistent.py"], "run: PROGRAM: expected a Python file, got '/nonexistent.py', which is not a file"),
-        ([__file__, "--device", "cuda"], "run: --device cuda: expected cpu, the only device of this version"),
     ],
 )
 def test_refusals_are_one_line(arguments, message, monkeypatch, capsys):

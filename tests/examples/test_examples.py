@@ -20,9 +20,9 @@ SAYS = {
 }
 
 
-def run(name, ranks, *, timeout=110):
+def run(name, ranks, *, timeout=110, device="cpu"):
     return subprocess.run(
-        [sys.executable, "-m", "peertile", "run", str(EXAMPLES / f"{name}.py"), "--ranks", str(ranks)],
+        [sys.executable, "-m", "peertile", "run", f"{EXAMPLES / name}.py", "--ranks", str(ranks), "--device", device],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -35,10 +35,10 @@ def test_every_example_has_its_line_here():
 
 @pytest.mark.slow
 @pytest.mark.feature("U2", "cpu")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.any_device), 2, 3, 4])
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example_runs(name, ranks):
-    done = run(name, ranks)
+def test_example_runs(name, ranks, device):
+    done = run(name, ranks, device=device)
     assert done.returncode == 0, done.stderr + done.stdout
     assert SAYS[name].format(n=ranks) in done.stdout
     assert done.stderr == ""

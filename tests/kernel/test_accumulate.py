@@ -9,6 +9,8 @@ import peertile.language as T
 from peertile.dtypes import ALL_DTYPES
 from peertile.errors import ArgumentError, LaunchError
 
+pytestmark = pytest.mark.any_device
+
 ATOMIC = [d for d in ALL_DTYPES if not d.is_bool and (not d.is_float or d.bits > 8)]
 
 

@@ -15,6 +15,8 @@ import peertile.language as T
 from peertile.dtypes import ALL_DTYPES, b1
 from peertile.errors import ArgumentError
 
+pytestmark = pytest.mark.any_device
+
 INTS = [d for d in ALL_DTYPES if d.is_int]
 MATH = [d for d in ALL_DTYPES if d.is_float and d.bits > 8]
 FLOATS = [d for d in ALL_DTYPES if d.is_float]

@@ -7,6 +7,8 @@ from tests.kernel.values import Faulted, run_both
 
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 def gcd(a, b):
     while b != 0:

@@ -8,6 +8,8 @@ from tests.kernel.values import each_dtype, run_both
 import peertile.language as T
 from peertile.dtypes import ALL_DTYPES
 
+pytestmark = pytest.mark.any_device
+
 RNG = np.random.default_rng(11)
 NUMBERS = [d for d in ALL_DTYPES if not d.is_bool and (not d.is_float or d.bits > 8)]
 NAN = float("nan")

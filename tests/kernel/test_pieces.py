@@ -10,6 +10,8 @@ from tests.kernel.values import Faulted, each_dtype, run_both
 import peertile.language as T
 from peertile.dtypes import ALL_DTYPES
 
+pytestmark = pytest.mark.any_device
+
 RNG = np.random.default_rng(12)
 
 

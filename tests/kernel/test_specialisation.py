@@ -7,6 +7,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import CompileError, LaunchError, OutOfBounds
 
+pytestmark = pytest.mark.any_device
+
 FACTOR = 2
 SHAPE = (4,)
 

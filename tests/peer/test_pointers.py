@@ -21,6 +21,8 @@ from peertile.ir.types import PointerType
 from peertile.memory_model import Order, Scope
 from peertile.passes.pipeline import run_pipeline
 
+pytestmark = pytest.mark.any_device
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "handshake.py"
 
 

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
+from typing import ClassVar
 
 from peertile.memory_model import Cmp
 from peertile.runtime.driver import FaultKind, ShareKind
@@ -44,6 +45,9 @@ class Thread:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
+    def __int__(self):
+        return id(self)
+
     def put(self, function):
         if self.capture is not None:
             self.capture.append(function)
@@ -73,6 +77,23 @@ class Thread:
             return not self.queue and not self.running
 
 
+class Function(str):
+    """A kernel by its name, with a number for native code."""
+
+    known: ClassVar = {}
+
+    def __new__(cls, name):
+        return cls.known.setdefault(name, super().__new__(cls, name))
+
+    def __int__(self):
+        return id(self)
+
+
+def _object(number):
+    """What a handle that went through native code stands for; streams and functions are kept for good."""
+    return ctypes.cast(number, ctypes.py_object).value
+
+
 class Event:
     def __init__(self):
         self.last = None  # (flag, [time])
@@ -100,10 +121,12 @@ class FakeCuda:
                            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448}  # fmt: skip
         self.version = 13000
         self.streams = []
+        self.native_launches = 0
+        self.keep, self.refusal = [], None
 
     def __getattribute__(self, name):
         value = object.__getattribute__(self, name)
-        if name[0] == "_" or not callable(value) or name in ("forget", "error"):
+        if name[0] == "_" or not callable(value) or name in ("forget", "error", "refused"):
             return value
         assert threading.get_ident() not in object.__getattribute__(self, "host_threads"), f"{name} in a host function"
         object.__getattribute__(self, "calls").append(name)
@@ -404,13 +427,48 @@ class FakeCuda:
         pass
 
     def function(self, module, name):
-        return name
+        return Function(name)
 
     def allow_shared_memory(self, function, nbytes):
         self.allowed = (function, nbytes)
 
     def occupancy(self, function, threads, shared_bytes):
         return 1 if shared_bytes > 100_000 else 80
+
+    def entries(self):
+        """What native code calls: functions with the signatures of the NVIDIA driver, which end up in the methods."""
+
+        def launch(function, n0, n1, n2, threads, _1, _2, shared, stream, params, extra=0):
+            self.native_launches += 1
+            return self._answer(lambda: self.launch(_object(function), n0, threads, shared, _object(stream), params, False))
+
+        def write(stream, address, value, flags):
+            return self._answer(lambda: self.write_value(_object(stream), address, value, 64))
+
+        def current(found):
+            ctypes.c_uint64.from_address(found).value = self.current_context()
+            return 0
+
+        u, q = ctypes.c_uint32, ctypes.c_uint64
+        shape = [q, u, u, u, u, u, u, u, q, q]
+        made = [
+            ctypes.CFUNCTYPE(u, *shape, q)(launch), ctypes.CFUNCTYPE(u, *shape)(launch),
+            ctypes.CFUNCTYPE(u, q, q, q, u)(write), ctypes.CFUNCTYPE(u, q)(current),
+        ]  # fmt: skip
+        self.keep.append(made)
+        return tuple(ctypes.cast(f, ctypes.c_void_p).value for f in made)
+
+    def _answer(self, call):
+        try:
+            call()
+        except CudaError as error:
+            self.refusal = error
+            return 1
+        return 0
+
+    def refused(self, code):
+        assert code == 1
+        return self.refusal
 
     def launch(self, function, blocks, threads, shared_bytes, stream, params, cooperative):
         count = SLOTS[function]

@@ -18,6 +18,8 @@ import peertile.language as T
 from peertile.errors import DeviceFault, KernelAssert, OutOfBounds, UsageError, WaitTimeout
 from peertile.runtime import reactor as reactors
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def add(z: T.Exclusive, x: T.Shared, y: T.Shared):

@@ -13,6 +13,8 @@ import peertile.language as T
 from peertile.errors import AllocationError, ArgumentError, UnsupportedError, UsageError
 from peertile.runtime.drivers.cpu import CpuDriver
 
+pytestmark = pytest.mark.any_device
+
 DTYPES = [
     pt.bool_, pt.i8, pt.i16, pt.i32, pt.i64, pt.u8, pt.u16, pt.u32, pt.u64, pt.f16, pt.bf16, pt.f32, pt.f64,
     pt.f8e4m3, pt.f8e5m2,

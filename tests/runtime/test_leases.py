@@ -11,6 +11,8 @@ import peertile.language as T
 from peertile.errors import ArgumentError, LeaseError, UsageError
 from peertile.runtime.lease import LeaseTable
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def add(z: T.Exclusive, x: T.Shared, y: T.Shared):

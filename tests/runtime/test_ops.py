@@ -10,6 +10,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError, DeviceFault, KernelAssert, UsageError
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def add(z: T.Exclusive, x: T.Shared, y: T.Shared):

@@ -17,6 +17,8 @@ from peertile import config as configuration
 from peertile.errors import DeviceFault, LeaseError
 from peertile.runtime.drivers.cpu import CpuDriver
 
+pytestmark = pytest.mark.any_device
+
 N, TENSORS, STREAMS = 64, 5, 3
 
 

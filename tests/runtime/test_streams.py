@@ -9,6 +9,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError, DeviceFault, WaitTimeout
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def add(z: T.Exclusive, x: T.Shared, y: T.Shared):

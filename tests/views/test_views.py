@@ -15,6 +15,8 @@ from peertile.errors import ArgumentError, OutOfBounds
 from peertile.ir import ops
 from peertile.ir.core import walk
 
+pytestmark = pytest.mark.any_device
+
 rng = np.random.default_rng(5)
 VECTOR = rng.random(100).astype(np.float32)
 MATRIX = rng.random((50, 70)).astype(np.float32)

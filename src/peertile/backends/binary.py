@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from peertile.source import Loc
 
-__all__ = ["Binary", "Compiled", "LaunchCheck", "Place"]
+__all__ = ["Binary", "Compiled", "LaunchCheck", "Place", "WholeTiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,16 @@ class LaunchCheck(NamedTuple):
     rhs_size: int
 
 
+class WholeTiles(NamedTuple):
+    """The extent of `axis` of a run-time parameter is a multiple of `size`, and not 0 if `some`: the launcher verifies
+    it, since a multicast access clips nothing."""
+
+    param: int
+    axis: int
+    size: int
+    some: bool
+
+
 class Compiled(NamedTuple):
     """A binary with what a launch has to know beside it, and how to show its stages."""
 
@@ -101,11 +111,13 @@ class Compiled(NamedTuple):
     stages: Callable[[], dict[str, str]]
     program_slots: tuple[int, ...] = ()
     """Run-time parameters that are signals and counters used at the program's own slot, by index: the grid must fit."""
+    whole_tiles: tuple[WholeTiles, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""
         steering = None if self.steering is None else sorted(self.steering)
         head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds, self.program_slots]
+        head.append([list(whole) for whole in self.whole_tiles])
         import json
 
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
@@ -118,7 +130,7 @@ class Compiled(NamedTuple):
         line, binary = data.split(b"\n", 1)
         import json
 
-        has_mailbox, steering, checks, bounds, program_slots = json.loads(line)
+        has_mailbox, steering, checks, bounds, program_slots, whole = json.loads(line)
         return Compiled(
             read(binary),
             has_mailbox,
@@ -127,6 +139,7 @@ class Compiled(NamedTuple):
             bounds,
             stages,
             tuple(program_slots),
+            tuple(WholeTiles(*w) for w in whole),
         )
 
 

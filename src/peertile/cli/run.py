@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from peertile.comm.supervisor import JobReport, Output, launch
-from peertile.errors import ArgumentError, UnsupportedError
+from peertile.errors import ArgumentError
 
 __all__ = ["DeviceKind", "run"]
 
@@ -46,8 +46,6 @@ def run(
     """
     if not program.is_file():
         raise ArgumentError(f"run: PROGRAM: expected a Python file, got {str(program)!r}, which is not a file")
-    if device is DeviceKind.CUDA and ranks > 1:
-        raise UnsupportedError(f"run: --device cuda --ranks {ranks}: expected 1 rank, the most on GPUs in this version")
     command = [sys.executable, str(program), *(arguments or [])]
     env = {**os.environ, "PEERTILE_DEVICE": device.value}
     report = launch(command, ranks, env=env, port=port, output=Output(labels=labels, stdout_to_stderr=as_json))

@@ -31,7 +31,7 @@ from peertile.config import config
 from peertile.errors import ArgumentError, LaunchError, PeerFailed, PeertileError, UsageError, WaitTimeout
 from peertile.runtime.checks import check_callable, check_integer, check_timeout
 from peertile.runtime.device import Device
-from peertile.runtime.registry import open_device, use_device
+from peertile.runtime.registry import open_rank_device, place_rank, use_device
 
 __all__ = ["Program", "current_group", "init", "join_as", "lifeline", "program", "report_failure", "run", "spawn"]
 
@@ -82,7 +82,9 @@ def init(
     """Joins the group of the launcher that started this process; without a launcher, a group of one.
 
     Arguments that are given must agree with the launcher's variables. Waits, bounded, until every rank has joined.
-    `device` becomes the calling thread's device (default: the first cpu). A second call returns the same group.
+    `device` becomes the calling thread's device. By default a process works on the processors; with
+    PEERTILE_DEVICE=cuda, as `peertile run --device cuda` sets it, on the GPU whose number is its rank on this host,
+    among those that CUDA_VISIBLE_DEVICES leaves it. A second call returns the same group.
 
     >>> import peertile as pt
     >>> group = pt.init()
@@ -103,6 +105,7 @@ def init(
     place = read_placement(
         os.environ, ranks=ranks, rank=rank, local_rank=local_rank, local_ranks=local_ranks, port=port
     )
+    place_rank(place.local_rank)
     _hook()
     if place.size == 1:
         link: Link = LocalLink(LocalHub(1), 0)
@@ -268,9 +271,10 @@ def _run_threads(
     def rank_thread(rank: int) -> None:
         group = Group(LocalLink(hub, rank), 0, tuple(range(ranks)), rank, model=RankModel.THREADS)
         _thread_group.set(group)  # a thread has a context of its own
-        device = open_device()  # and each rank a device
-        use_device(device)
+        device: Device | None = None
         try:
+            device = open_rank_device(rank)  # and each rank a device
+            use_device(device)
             results[rank] = main(group, *args)
         except BaseException as error:
             failures.append((rank, error))
@@ -278,8 +282,9 @@ def _run_threads(
         finally:
             group.close()
             use_device(None)
-            with contextlib.suppress(LaunchError):  # operations that a failure left pending end by the abort word
-                device.close()
+            if device is not None:
+                with contextlib.suppress(LaunchError):  # what a failure left pending ends by the abort word
+                    device.close()
 
     # Daemons: a rank that is deep in other code when Ctrl-C comes cannot keep the process alive.
     threads = [

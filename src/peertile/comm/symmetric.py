@@ -11,7 +11,6 @@ Life of a heap::
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
@@ -22,12 +21,14 @@ import numpy as np
 from peertile.comm.labels import NBYTES as LABEL_BYTES
 from peertile.comm.labels import Labels
 from peertile.comm.links import Links
+from peertile.comm.memory import PeerMemory
 from peertile.dtypes import DType
 from peertile.errors import AllocationError, ArgumentError, UsageError
+from peertile.ir.ops import MULTICAST_DTYPES
 from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
-from peertile.runtime.argument import Argument, Use, canonical, pack_words, symmetric_type
+from peertile.runtime.argument import Argument, Use, canonical, multicast_type, pack_words, symmetric_type
 from peertile.runtime.checks import check_dtype, check_integer
-from peertile.runtime.driver import SegmentHandle, ShareHandle
+from peertile.runtime.driver import ShareKind
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape, normal_tile
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from peertile.comm.group import Group
     from peertile.runtime.device import Device
 
-__all__ = ["Barrier", "Counter", "Mailbox", "Signal", "SymmetricHeap", "SymmetricTensor"]
+__all__ = ["Barrier", "Counter", "Mailbox", "MulticastTensor", "Signal", "SymmetricHeap", "SymmetricTensor"]
 
 ALIGNMENT = 256
 REDZONE = 256
@@ -85,7 +86,9 @@ class SymmetricHeap:
 
     Collective: every rank makes it, allocates from it and closes it in the same order. It is a context
     manager. `SymmetryError` on every rank if sizes differ, `AllocationError` where memory lacks (then
-    `PeerFailed` on the others).
+    `PeerFailed` on the others). `path` forces one way of sharing the memory between processes (`ShareKind`, by
+    default the best that all ranks can; PEERTILE_USE_VMM goes before it on GPUs): `UnsupportedError` on every rank
+    where one cannot.
 
     >>> import peertile as pt
     >>> with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
@@ -94,7 +97,7 @@ class SymmetricHeap:
     np.float32(0.0)
     """
 
-    def __init__(self, group: Group, size_bytes: int) -> None:
+    def __init__(self, group: Group, size_bytes: int, *, path: ShareKind | None = None) -> None:
         if not hasattr(group, "all_or_none"):  # by what it does: Group is imported for its type alone
             raise ArgumentError(f"SymmetricHeap(group): expected a group, as pt.init() gives, got {group!r}")
         size_bytes = check_integer("size_bytes", size_bytes, 1)
@@ -104,29 +107,16 @@ class SymmetricHeap:
         self._closed = False
         self._objects: dict[int, tuple[Storage, int]] = {}
         group.agree(f"size_bytes={size_bytes}", "SymmetricHeap")
-        driver = self.device.driver
-        segment, base = group.all_or_none("SymmetricHeap: allocate", lambda: driver.create_segment(self.size_bytes))
-        self._segments: list[SegmentHandle | None] = [None] * group.size
-        self._segments[group.rank] = segment
-        self.bases = [0] * group.size
-        self.bases[group.rank] = base
-        if group.size > 1:
-            share = driver.export_segment(segment)
-            shares = group.exchange(share.payload, "SymmetricHeap: exchange", fds=share.fds)
-            for fd in shares[group.rank][1]:
-                os.close(fd)
-
-            def map_peers() -> None:
-                for rank, (payload, fds) in enumerate(shares):
-                    if rank != group.rank:
-                        received = ShareHandle(share.kind, payload, fds)
-                        imported = driver.import_segment(received)
-                        self._segments[rank] = imported
-                        self.bases[rank] = driver.map_segment(imported)
-
-            group.all_or_none("SymmetricHeap: map", map_peers)
+        self._memory = PeerMemory(group, self.device, self.size_bytes, path)
+        self.bases = self._memory.bases
+        self.window: int | None = None
+        """Address of the heap's multicast mapping, where the fabric has one."""
         self._arena = _Arena(self.size_bytes)
-        self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
+        try:
+            self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
+        except BaseException:
+            self._memory.release()
+            raise
         self._channels: list[_Channel] = []
         group.on_recover(self._recover)
 
@@ -158,6 +148,21 @@ class SymmetricHeap:
         what = f"tensor {dtype}{list(dims)}"
         storage = self._take(what, prod(dims) * dtype.itemsize)
         return SymmetricTensor(self, storage, dtype, dims, self._offset(storage))
+
+    def multicast(self, shape: int | Sequence[int], dtype: DType) -> MulticastTensor:
+        """A symmetric tensor with one address that reaches every rank's part, for `T.Multicast`; contents undefined.
+
+        Element types: i32, u32, i64, u64, f16, bf16, f32, f64. `local` is one's own part, by its ordinary address.
+        """
+        dims = normal_shape(shape)
+        check_dtype(dtype)
+        if dtype.name not in MULTICAST_DTYPES:
+            raise ArgumentError(
+                f"SymmetricHeap.multicast: dtype: expected one of {', '.join(MULTICAST_DTYPES)}, got {dtype}"
+            )
+        what = f"multicast tensor {dtype}{list(dims)}"
+        storage = self._take(what, prod(dims) * dtype.itemsize)
+        return MulticastTensor(self, storage, dtype, dims, self._offset(storage))
 
     def zeros(self, shape: int | Sequence[int], dtype: DType) -> SymmetricTensor:
         """A symmetric tensor of zeros on every rank (and every rank knows so on return)."""
@@ -264,15 +269,7 @@ class SymmetricHeap:
             for storage, _ in self._objects.values():
                 storage.close("closed with its heap")
             self._objects.clear()
-            driver = self.device.driver
-            own = self._segments[self.group.rank]
-            # Imports go before the owner's own segment.
-            for segment in self._segments:
-                if segment is not None and segment is not own:
-                    driver.free_segment(segment)
-            if own is not None:
-                driver.free_segment(own)
-            self._segments = []
+            self._memory.release()
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -371,6 +368,41 @@ class SymmetricTensor:
                 self.heap.group,
             )
         return self._arguments[access]
+
+
+class MulticastTensor(SymmetricTensor):
+    """A symmetric tensor with one address that reaches every rank's part: the argument of `T.Multicast`.
+
+    It is passed as `T.Peer` too, and `local` as an ordinary tensor: other addresses of the same memory, with an alias
+    fence between what a program does through the one and through the other.
+    """
+
+    __slots__ = ("_multicast",)
+
+    def __init__(
+        self, heap: SymmetricHeap, storage: Storage, dtype: DType, shape: tuple[int, ...], offset: int
+    ) -> None:
+        super().__init__(heap, storage, dtype, shape, offset)
+        self._multicast: Argument | None = None
+
+    def __repr__(self) -> str:
+        return f"MulticastTensor({self.dtype}{list(self.shape)}, {self.heap.group.size} ranks)"
+
+    def multicast_argument(self) -> Argument:
+        """How this tensor is passed as `T.Multicast`; made once."""
+        if self._multicast is None:
+            strides = contiguous_strides(self.shape)
+            window = self.heap.window
+            address = 0 if window is None else window + self.offset
+            self._multicast = Argument(
+                multicast_type(self.dtype, self.shape, strides, 64, hardware=window is not None),
+                pack_words((self.heap._table.address, self.offset, *self.shape, *strides, address)),
+                (Use(self.storage, 0, self.storage.nbytes, writes=True, lifetime_only=True),),
+                self.heap,
+                self.shape,
+                self.heap.group,
+            )
+        return self._multicast
 
 
 class _Channel:

@@ -29,6 +29,7 @@ from peertile.frontend.values import (
     Exclusive,
     Known,
     Mailbox,
+    Multicast,
     Peer,
     Pointer,
     Poison,
@@ -44,6 +45,7 @@ from peertile.ir.types import (
     BarrierType,
     CounterType,
     MailboxType,
+    MulticastType,
     PointerType,
     SignalType,
     Space,
@@ -146,6 +148,8 @@ def _handle(b: Build, name: str, value: Value) -> Abstract:
             return Tile(value)
         case SymmetricType():
             return Peer(name, value)
+        case MulticastType():
+            return Multicast(name, value)
         case SignalType():
             return Signal(name, value)
         case CounterType():

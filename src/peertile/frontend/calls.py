@@ -14,6 +14,7 @@ from peertile.frontend import (
     impl_comm,
     impl_folds,
     impl_memory,
+    impl_multicast,
     impl_pieces,
     impl_random,
     impl_tiles,
@@ -35,8 +36,8 @@ __all__ = ["call"]
 
 # The implementations register themselves when imported; named here so that no import looks unused.
 IMPLEMENTATIONS: Final = (
-    impl_accumulate, impl_comm, impl_folds, impl_memory, impl_pieces, impl_random, impl_tiles, impl_transfers,
-    impl_unsafe, impl_views, impl_words,
+    impl_accumulate, impl_comm, impl_folds, impl_memory, impl_multicast, impl_pieces, impl_random, impl_tiles,
+    impl_transfers, impl_unsafe, impl_views, impl_words,
 )  # fmt: skip
 
 _Evaluate = Callable[[Build, ast.expr], Abstract]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from peertile.frontend.scope import Build
-from peertile.frontend.values import Abstract, Barrier, Counter, Mailbox, Peer, Signal
+from peertile.frontend.values import Abstract, Barrier, Counter, Mailbox, Multicast, Peer, Signal
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Binary, CheckKind, Compare
@@ -38,7 +38,7 @@ def num_ranks_of(b: Build, value: Value) -> Value:
 
 def group_object(b: Build, role: str) -> Value:
     """An object of the one group in play; an error where there is none, or more than one."""
-    objects = {name: p for name, p in b.params.items() if isinstance(p, Peer | Signal | Counter | Barrier | Mailbox)}
+    objects = {name: p for name, p in b.params.items() if isinstance(p, Peer | Multicast | Signal | Counter | Barrier | Mailbox)}
     if not objects:
         b.fail(
             f"{role}: expected one group in play, got none: no parameter is T.Peer, T.Signal, T.Counter, T.Barrier "
@@ -55,7 +55,7 @@ def group_object(b: Build, role: str) -> Value:
 
 
 def _value(handle: Abstract) -> Value:
-    assert isinstance(handle, Peer | Signal | Counter | Barrier | Mailbox)
+    assert isinstance(handle, Peer | Multicast | Signal | Counter | Barrier | Mailbox)
     return handle.value
 
 

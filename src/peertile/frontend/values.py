@@ -17,7 +17,7 @@ import peertile.language as language
 from peertile.dtypes import DType
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.types import MailboxType, Partition, PointerType, SymmetricType, TileType, ViewType
+from peertile.ir.types import MailboxType, MulticastType, Partition, PointerType, SymmetricType, TileType, ViewType
 from peertile.language.word import KernelOnly, Word, word_of
 from peertile.source import Loc
 
@@ -35,6 +35,8 @@ __all__ = [
     "Known",
     "Mailbox",
     "Method",
+    "Multicast",
+    "MulticastTiles",
     "Peer",
     "Pointer",
     "Poison",
@@ -228,6 +230,30 @@ class Peer(Abstract):
 
 
 @dataclass(frozen=True)
+class Multicast(Abstract):
+    """A T.Multicast parameter."""
+
+    WORDS = language.Multicast
+    name: str
+    value: Value
+
+    @property
+    def type(self) -> MulticastType:
+        assert isinstance(self.value.type, MulticastType)
+        return self.value.type
+
+
+@dataclass(frozen=True)
+class MulticastTiles(Abstract):
+    """A multicast parameter in tiles of one shape; `in_bounds` are promises about tile indices, one per axis."""
+
+    WORDS = language.MulticastTiles
+    tensor: Multicast
+    shape: tuple[int, ...]
+    in_bounds: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Signal(Abstract):
     WORDS = language.Signal
     name: str
@@ -406,7 +432,7 @@ def describe(value: Abstract) -> str:
             return f"the shared parameter `{value.name}`"
         case Accumulate():
             return f"the accumulator `{value.name}`"
-        case Peer() | Signal() | Counter() | Barrier() | Mailbox():
+        case Peer() | Multicast() | Signal() | Counter() | Barrier() | Mailbox():
             return f"the {type(value).__name__.lower()} `{value.name}`"
         case Method():
             return f"the method {value.word.name} (not called)"
@@ -414,6 +440,8 @@ def describe(value: Abstract) -> str:
             return f"a round of the mailbox `{value.box.name}`"
         case TileView() | GatherView():
             return f"a {'partition' if isinstance(value, TileView) else 'gather'} of `{value.view.name}`"
+        case MulticastTiles():
+            return f"a partition of the multicast `{value.tensor.name}`"
         case Transfer():
             return "the handle of a put"
         case CollectIterator():

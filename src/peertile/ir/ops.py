@@ -291,8 +291,8 @@ class Extent(Op):
 
     def verify(self) -> None:
         t = self.operands[0].type
-        self.require(isinstance(t, ViewType | SymmetricType), f"view: expected a view, got {t}")
-        assert isinstance(t, ViewType | SymmetricType)
+        self.require(isinstance(t, ViewType | SymmetricType | MulticastType), f"view: expected a view, got {t}")
+        assert isinstance(t, ViewType | SymmetricType | MulticastType)
         axis = self.attrs["axis"]
         self.require(isinstance(axis, int) and 0 <= axis < t.rank, f"axis: expected 0 to {t.rank - 1}, got {axis}")
         _index(self, self.result, "result")
@@ -1914,7 +1914,7 @@ class MulticastLoad(Op):
     NAME = "multicast_load"
     OPERANDS = (1, None)
     RESULTS = (1, 1)
-    ATTRS = {"rmw": ..., "order": Order.WEAK, "scope": None}
+    ATTRS = {"rmw": ..., "order": Order.WEAK, "scope": None, "bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.READ})
 
     def verify(self) -> None:
@@ -1934,7 +1934,7 @@ class MulticastReduce(Op):
 
     NAME = "multicast_reduce"
     OPERANDS = (2, None)
-    ATTRS = {"rmw": ..., "order": Order.RELAXED, "scope": ...}
+    ATTRS = {"rmw": ..., "order": Order.RELAXED, "scope": ..., "bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE})
 
     def verify(self) -> None:
@@ -1953,7 +1953,7 @@ class MulticastStore(Op):
 
     NAME = "multicast_store"
     OPERANDS = (2, None)
-    ATTRS = {"order": Order.WEAK, "scope": None}
+    ATTRS = {"order": Order.WEAK, "scope": None, "bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -1973,7 +1973,7 @@ class MulticastBulk(Op):
 
     NAME = "multicast_bulk"
     OPERANDS = (2, None)
-    ATTRS = {"rmw": None}
+    ATTRS = {"rmw": None, "bounds": Bounds.UNKNOWN}
     EFFECTS = frozenset({Effect.READ, Effect.WRITE, Effect.FENCE})
 
     def verify(self) -> None:

@@ -55,9 +55,9 @@ class OrderFault:
 def verify(kernel: Kernel, *, expanded: bool = False, bounds_known: bool = False, order_rules: bool = True) -> None:
     """Raise VerifyError, with the source line, for the first rule that `kernel` breaks.
 
-    `expanded`: no op of `ops.EXPANDED` may be left. `bounds_known`: every access must have its bounds
-    decided. `order_rules=False` skips the rules of memory order, for the checker, which shows the race
-    itself; `order_faults` lists them.
+    `expanded`: no op of `ops.EXPANDED` may be left, nor, but for mappings of the fabric, one of `ops.MULTICAST`.
+    `bounds_known`: every access must have its bounds decided. `order_rules=False` skips the rules of memory order, for
+    the checker, which shows the race itself; `order_faults` lists them.
     """
     _Verifier(kernel, expanded, bounds_known).run()
     if order_rules:

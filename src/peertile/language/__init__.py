@@ -101,12 +101,12 @@ from peertile.language.memory import (
     wait_ne,
     wait_put,
 )
+from peertile.language.multicast import Multicast, MulticastTiles
 from peertile.language.objects import (
     Barrier,
     Counter,
     CounterSlot,
     Mailbox,
-    Multicast,
     Pointer,
     Round,
     Signal,
@@ -188,6 +188,7 @@ __all__ = [
     "Granularity",
     "Mailbox",
     "Multicast",
+    "MulticastTiles",
     "NanRule",
     "Order",
     "Padding",

@@ -11,10 +11,11 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from peertile.dtypes import DType, b1, f32, i64
-from peertile.errors import CompileError, UnsupportedError
+from peertile.errors import CompileError
 from peertile.ir.types import Access
 from peertile.language.accumulate import Accumulate
-from peertile.language.objects import Barrier, Counter, Mailbox, Multicast, Pointer, Signal
+from peertile.language.multicast import Multicast
+from peertile.language.objects import Barrier, Counter, Mailbox, Pointer, Signal
 from peertile.language.views import Exclusive, Peer, PeerAccess, Shared
 from peertile.language.word import REQUIRED, KernelOnly
 from peertile.language.word import read_signature as read_parameters
@@ -30,6 +31,7 @@ class Role(Enum):
     ACCUMULATE = "accumulate"
     SHARED = "shared"
     PEER = "peer"
+    MULTICAST = "multicast"
     SIGNAL = "signal"
     COUNTER = "counter"
     BARRIER = "barrier"
@@ -95,6 +97,7 @@ _ROLES: Final[dict[type, Role]] = {
     Accumulate: Role.ACCUMULATE,
     Shared: Role.SHARED,
     Peer: Role.PEER,
+    Multicast: Role.MULTICAST,
     Signal: Role.SIGNAL,
     Counter: Role.COUNTER,
     Barrier: Role.BARRIER,
@@ -103,7 +106,7 @@ _ROLES: Final[dict[type, Role]] = {
 }
 _PYTHON_SCALARS: Final[dict[Any, DType]] = {bool: b1, int: i64, float: f32}
 _TYPES: Final = (
-    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, "
+    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Multicast, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, "
     "T.Const[...], or a dtype such as T.i32 for a scalar"
 )
 
@@ -129,11 +132,6 @@ def _resolved(fn: FunctionType, name: str, annotation: Any, loc: Loc) -> Any:
 
 
 def _param(name: str, annotation: Any, default: Any, unsafe: bool, loc: Loc) -> KernelParam:
-    if annotation is Multicast:
-        raise UnsupportedError(
-            f"parameter `{name}`: T.Multicast is not supported by this version of peertile; "
-            "use T.Peer and loop over T.ranks()"
-        )
     if isinstance(annotation, type) and annotation in _PYTHON_SCALARS:
         return KernelParam(name, Role.SCALAR, default, dtype=_PYTHON_SCALARS[annotation])
     if annotation is Const:
@@ -166,8 +164,8 @@ def _param(name: str, annotation: Any, default: Any, unsafe: bool, loc: Loc) -> 
 def read_signature(fn: FunctionType, *, unsafe: bool = False) -> tuple[KernelParam, ...]:
     """The parameters of a kernel function, in order.
 
-    Raises CompileError for a missing or foreign annotation, for *args, for T.Pointer in a kernel that is
-    not unsafe, and UnsupportedError for T.Multicast.
+    Raises CompileError for a missing or foreign annotation, for *args, and for T.Pointer in a kernel that is
+    not unsafe.
     """
     code = fn.__code__
     loc = Loc(code.co_filename, code.co_firstlineno, function=fn.__name__)

@@ -20,7 +20,6 @@ __all__ = [
     "Counter",
     "CounterSlot",
     "Mailbox",
-    "Multicast",
     "Pointer",
     "Round",
     "Signal",
@@ -414,7 +413,3 @@ class Pointer(KernelOnly):
 
             (ptr + T.iota(64)).shape
         """
-
-
-class Multicast(KernelOnly):
-    """One address that reaches every rank. Not supported by this version: a kernel that names it is refused."""

@@ -15,7 +15,7 @@ from peertile.language.tiles import Tile
 from peertile.language.word import word
 from peertile.memory_model import Order, Rmw, Scope
 
-__all__ = ["atomic_cas", "atomic_rmw", "join_tokens", "load_ptr", "store_ptr", "token", "unicast"]
+__all__ = ["atomic_cas", "atomic_rmw", "fence_alias", "join_tokens", "load_ptr", "store_ptr", "token", "unicast"]
 
 
 @word
@@ -35,6 +35,20 @@ def join_tokens(*tokens: Any) -> Any:
     Example::
 
         T.unsafe.join_tokens(T.unsafe.token(), T.unsafe.token())
+    """
+
+
+@word
+def fence_alias(token: Any = None) -> Any:
+    """Orders what this program did through one address of some memory with what it does through another address of it:
+    two mappings in one address space, or a multicast mapping and an ordinary one. It waits for no other program.
+
+    With a token the accesses that it comes after are ordered, and the result is a token after the fence. PTX ISA,
+    `fence.proxy.alias`.
+
+    Example::
+
+        token = T.unsafe.fence_alias(T.unsafe.token())
     """
 
 

@@ -117,6 +117,10 @@ def check_launch(kernel: Kernel, bound: Sequence[Any]) -> None:
         rhs = _tiles(by_name[check.rhs], check.rhs_axis, check.rhs_size)
         if lhs > rhs:
             raise LaunchError(f"{check.description}: got {lhs} and {rhs} tiles")
+    for whole in kernel.facts.get("whole_tiles", ()):
+        extent = by_name[whole.name].fields["data"].views[0].extents[whole.axis]
+        if extent % whole.size or (whole.some and not extent):
+            raise LaunchError(f"{whole.name}: expected whole tiles of {whole.size} along axis {whole.axis}, got {extent}")
 
 
 def _tiles(x: ViewRef | SymmetricRef, axis: int, size: int) -> int:

@@ -22,7 +22,7 @@ from peertile.ir.ops import Binary, Bounds, CheckKind, Compare
 from peertile.ir.types import INDEX, TileType, ViewType
 from peertile.passes.rewrite import Scalars, constant_of, leaving
 
-__all__ = ["LaunchCheck", "decide_bounds"]
+__all__ = ["LaunchCheck", "WholeTiles", "decide_bounds"]
 
 
 class LaunchCheck(NamedTuple):
@@ -37,6 +37,15 @@ class LaunchCheck(NamedTuple):
     rhs_size: int
 
 
+class WholeTiles(NamedTuple):
+    """The extent of `axis` of a multicast parameter is a multiple of `size`, and not 0 if `some`."""
+
+    name: str
+    axis: int
+    size: int
+    some: bool
+
+
 class _Limit(NamedTuple):
     """num_tiles of `size` elements along `axis` of `view` (a parameter or the value of a field)."""
 
@@ -48,17 +57,21 @@ class _Limit(NamedTuple):
 def decide_bounds(kernel: Kernel, *, residual: bool = True) -> Kernel:
     """Sets `bounds` of every access that has none, in place; returns `kernel`.
 
-    Leaves `facts["launch_checks"]` (a list of LaunchCheck) and `facts["bounds"]` (accesses by how they
+    Leaves `facts["launch_checks"]` (a list of LaunchCheck), `facts["whole_tiles"]` (of WholeTiles) and `facts["bounds"]` (accesses by how they
     were decided). With `residual=False` an access that needs a check in the kernel is a CompileError.
     """
     kernel.facts.setdefault("launch_checks", [])
+    kernel.facts.setdefault("whole_tiles", [])
     kernel.facts["bounds"] = {"proven": 0, "launch": 0, "kernel": 0}
     _Bounds(kernel, residual).block(kernel.body, frozenset())
     return kernel
 
 
-_LOADS: Final = (ops.Load, ops.TileLoad)
-_ACCESSES: Final = (*_LOADS, ops.Store, ops.TileAtomic, ops.TileStore, ops.AsyncStore, ops.Gather, ops.Scatter)
+_LOADS: Final = (ops.Load, ops.TileLoad, ops.MulticastLoad)
+_MULTICAST: Final = (ops.MulticastLoad, ops.MulticastReduce, ops.MulticastStore, ops.MulticastBulk)
+_ACCESSES: Final = (
+    *_LOADS, ops.Store, ops.TileAtomic, ops.TileStore, ops.AsyncStore, ops.Gather, ops.Scatter, *_MULTICAST,
+)  # fmt: skip
 _Checked = frozenset[tuple[Value, _Limit]]
 
 
@@ -74,9 +87,19 @@ class _Bounds:
             for inner in op.blocks:
                 # A hoisted check lands in front of `op`, so its own block must not be walked before.
                 self.block(inner, checked)
+            if isinstance(op, _MULTICAST):
+                self.whole_tiles(op)
             if isinstance(op, _ACCESSES) and op.attrs["bounds"] is Bounds.UNKNOWN:
                 op.attrs["bounds"], checked = self.access(op, checked)
                 self.kernel.facts["bounds"][op.attrs["bounds"].value] += 1
+
+    def whole_tiles(self, op: Op) -> None:
+        """A multicast access clips nothing: extents are multiples of the tile's, and at least one tile of it where
+        its index is known without a loop over tiles. Left to the launch."""
+        for axis, index, size in _indices(op):
+            whole = WholeTiles(self.name(op.operands[0]), axis, size, constant_of(index) is not None)
+            if whole not in self.kernel.facts["whole_tiles"]:
+                self.kernel.facts["whole_tiles"].append(whole)
 
     def access(self, op: Op, checked: _Checked) -> tuple[Bounds, _Checked]:
         view = op.operands[0]

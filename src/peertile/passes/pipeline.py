@@ -10,6 +10,7 @@ from peertile.ir.verify import verify as verify_kernel
 from peertile.passes.bounds import decide_bounds
 from peertile.passes.mailbox import expand_mailboxes
 from peertile.passes.mailbox_rules import check_mailbox_rules
+from peertile.passes.multicast import expand_multicast
 from peertile.passes.order import order_memory
 from peertile.passes.polls import suspend_polls
 from peertile.passes.protocols import expand_signals
@@ -27,6 +28,8 @@ _PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
     # Bounds before simplification: provenance is read from the shapes that the frontend writes, and
     # the checks that it adds are then folded and shared like everything else.
     decide_bounds,
+    # Behind bounds, which are decided for the multicast object as a whole, and hold for every rank's part.
+    expand_multicast,
     simplify,
     # Last, since its facts name ops.
     order_memory,
@@ -59,7 +62,7 @@ def run_pipeline(
         if verify:
             verify_kernel(
                 kernel,
-                expanded="expand_signals" in done,
+                expanded="expand_multicast" in done,
                 bounds_known="decide_bounds" in done,
                 order_rules=order_rules,
             )

@@ -17,7 +17,7 @@ from peertile.dtypes import u64
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Op, Value
 from peertile.ir.ops import Binary, CheckKind, Compare
-from peertile.ir.types import INDEX, Access, ObjectType, Space, SymmetricType, TileType, ViewType
+from peertile.ir.types import INDEX, Access, MulticastType, ObjectType, Space, SymmetricType, TileType, ViewType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 from peertile.passes.rewrite import Scalars, constant_of
 
@@ -77,6 +77,12 @@ class Emitter(Scalars):
         self.b.value(
             ops.Wait, (view, value, *index), WORD, cmp=Cmp.AT_LEAST, order=Order.ACQUIRE, scope=scope, what=what
         )
+
+    def cross(self) -> None:
+        """In a kernel with a multicast parameter: what was done through either address comes before what follows,
+        through either."""
+        if any(isinstance(v.type, MulticastType) for v in self.kernel.params):
+            self.b.emit(ops.FenceAlias)
 
     def check_inside(self, index: Value, limit: Value, message: str) -> None:
         self.b.emit(ops.Check, (self.inside(index, limit), index, limit), kind=CheckKind.BOUNDS, message=message)
@@ -153,6 +159,7 @@ def _notify(e: Emitter, op: Op) -> None:
     arrived, sent = e.field(signal, "arrived"), e.field(signal, "sent")
     e.check_slot(slot, arrived, signal)
     me = e.rank(arrived)
+    e.cross()
 
     def to(rank: Value) -> None:
         epoch = e.add(e.load(sent, slot, rank), 1)
@@ -174,6 +181,7 @@ def _wait_signal(e: Emitter, op: Op) -> None:
         e.store(seen, epoch, slot, rank)
 
     _to_peers(e, op, arrived, source)
+    e.cross()
 
 
 def _counter_add(e: Emitter, op: Op) -> None:
@@ -182,6 +190,7 @@ def _counter_add(e: Emitter, op: Op) -> None:
     e.check_rank(rank, count, name_of(counter))
     e.check_slot(slot, count, counter)
     there = e.at(count, rank)
+    e.cross()
     e.b.value(
         ops.WordRmw, (there, e.bitcast(amount, WORD), slot, e.const(0)), WORD,
         rmw=Rmw.ADD, order=Order.RELEASE, scope=Scope.SYSTEM,
@@ -196,6 +205,7 @@ def _counter_wait(e: Emitter, op: Op) -> None:
     target = e.add(e.load(base, slot, zero), e.bitcast(n, WORD))
     e.wait(e.at(count, e.rank(count)), target, slot, zero, what=name_of(counter))
     e.store(base, target, slot, zero)
+    e.cross()
 
 
 def _barrier_sync(e: Emitter, op: Op) -> None:
@@ -222,6 +232,7 @@ def _arrive(e: Emitter, barrier: Value, row: Value) -> None:
     arrived, passed = e.field(barrier, "arrived"), e.field(barrier, "passed")
     epoch = e.add(e.load(passed, row, e.const(0)), 1)
     me = e.rank(arrived)
+    e.cross()
     e.peers(arrived, lambda rank: e.release(e.at(arrived, rank), epoch, row, me))
 
 
@@ -232,6 +243,7 @@ def _leave(e: Emitter, barrier: Value, row: Value) -> None:
     mine = e.at(arrived, e.rank(arrived))
     e.peers(arrived, lambda rank: e.wait(mine, epoch, row, rank, what=name_of(barrier)))
     e.store(passed, epoch, row, zero)
+    e.cross()
 
 
 def _barrier_arrive(e: Emitter, op: Op) -> None:
@@ -247,11 +259,13 @@ def _sync_programs(e: Emitter, op: Op) -> None:
     n = e.bitcast(e.num_programs(e.kernel.grid_rank), WORD)
     words = e.b.value(ops.LaunchWords, (), LAUNCH_WORDS)
     zero = e.const(0)
+    e.cross()
     ticket = e.b.value(
         ops.WordRmw, (words, e.const(1, WORD), zero), WORD, rmw=Rmw.ADD, order=Order.ACQ_REL, scope=Scope.DEVICE
     )
     target = e.mul(e.add(e.binary(Binary.QUOT, ticket, n), 1), n)
     e.wait(words, target, zero, what="sync_programs", scope=Scope.DEVICE)
+    e.cross()
 
 
 _EXPANSIONS: Final[dict[type[Op], Callable[[Emitter, Op], None]]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from peertile.ir.types import Access, Partition, Space, SymmetricType, Type, ViewType
+from peertile.ir.types import Access, MulticastType, Partition, Space, SymmetricType, Type, ViewType
 
 if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
@@ -30,23 +30,58 @@ def canonical(t: Type) -> Type:
     return t
 
 
-@dataclass(frozen=True, slots=True)
 class Use:
-    """A byte range of a storage that a launch reads or writes."""
+    """Bytes [start, end) of a storage that an operation reads or writes. Immutable; two are equal when they are one
+    object, since leases count by it.
 
-    storage: Storage
-    start: int
-    end: int
-    writes: bool
-    exclusive: bool = False
-    lifetime_only: bool = False
-    """Peer-visible objects: kept alive, access conflicts are the program's own business (signals)."""
-    channel: bool = False
-    """Words of a signal, counter, barrier or mailbox: one launch at a time, one stream at a time."""
-    devices: tuple[Any, ...] = ()
-    """Devices that the storage was shared with, its own included: a launch on any of them may use it."""
-    exempt: tuple[int, ...] = ()
-    """The borrows (keys of `Storage.borrows`) through which the bytes were reached."""
+    `exclusive`: nobody else may reach the bytes. `lifetime_only`, of peer-visible objects: kept alive, access
+    conflicts are the program's own business (signals). `channel`: words of a signal, counter, barrier or mailbox, for
+    one launch and one stream at a time. `devices`: those that the storage was shared with, its own included; a launch
+    on any of them may use it. `exempt`: the borrows (keys of `Storage.borrows`) through which the bytes were reached.
+    `low` and `high` are the same range as addresses: storages of foreign memory may overlap.
+    """
+
+    __slots__ = (
+        "channel", "devices", "end", "exclusive", "exempt", "high", "lifetime_only", "low", "start", "storage", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        storage: Storage,
+        start: int,
+        end: int,
+        writes: bool,
+        exclusive: bool = False,
+        lifetime_only: bool = False,
+        channel: bool = False,
+        devices: tuple[Any, ...] = (),
+        exempt: tuple[int, ...] = (),
+    ) -> None:
+        self.storage = storage
+        self.start = start
+        self.end = end
+        self.writes = writes
+        self.exclusive = exclusive
+        self.lifetime_only = lifetime_only
+        self.channel = channel
+        self.devices = devices
+        self.exempt = exempt
+        self.low = storage.address + start
+        self.high = storage.address + end
+
+    def again(self) -> Use:
+        """Another use of the same bytes in the same way."""
+        return Use(
+            self.storage,
+            self.start,
+            self.end,
+            self.writes,
+            self.exclusive,
+            self.lifetime_only,
+            self.channel,
+            self.devices,
+            self.exempt,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -103,3 +138,11 @@ def symmetric_type(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...],
     """The canonical type of a symmetric object; `align` must hold on every rank (heaps are page aligned)."""
     unit, _, divisible = facts_of(0, shape, strides)
     return canonical(SymmetricType(dtype, len(shape), access, unit_stride=unit, align=align, divisible=divisible))
+
+
+def multicast_type(
+    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], align: int, *, hardware: bool = False
+) -> Type:
+    """The canonical type of a multicast object; `hardware`: the fabric has a mapping of it."""
+    unit, _, divisible = facts_of(0, shape, strides)
+    return canonical(MulticastType(dtype, len(shape), unit, align, divisible, hardware))

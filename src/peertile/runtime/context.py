@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from peertile.errors import DeviceFault, PeertileError, UnsupportedError, UsageError, WaitTimeout
-from peertile.runtime.driver import FaultKind, FaultRecord, Status, Ticket
+from peertile.runtime.driver import DriverDevice, FaultKind, FaultRecord, PreparedLaunch, Status, Ticket
 from peertile.runtime.lease import Lease
 from peertile.runtime.site import Site
 from peertile.runtime.stream import leak
@@ -29,6 +29,11 @@ __all__ = ["ExecutionContext", "Maker", "execution", "explain", "outside_executi
 
 Maker = tuple[Any, ...]
 """(function, *arguments): `function(record, *arguments)` is the user's error for a fault record."""
+
+_Launch = tuple[PreparedLaunch, bytes, "Lease | None", Maker]
+
+_BATCH: Final = 8
+"""Launches of a chain that reach the driver together."""
 
 
 class _Execution(threading.local):
@@ -59,12 +64,14 @@ class ExecutionContext:
 
     __slots__ = (
         "__weakref__",
+        "_batch",
+        "_driver",
         "_sealed",
         "depends",
         "device",
-        "driver",
         "error",
         "first",
+        "gives_up_leases",
         "handle",
         "host_pending",
         "is_finished",
@@ -82,25 +89,35 @@ class ExecutionContext:
     def __init__(self, name: str, stream: Stream, *, on_caller: bool, recording: Recording | None = None) -> None:
         if stream.recording is not recording:
             raise UsageError(f"{name}: {stream.name} is being captured; end the capture first, or use another stream")
+        device = stream.device
         self.name = name
         self.stream = stream
-        self.device = stream.device
-        self.driver = stream.device.driver
+        self.device = device
+        self._driver: DriverDevice = device.driver
         self.handle = stream.handle
         self.on_caller = on_caller
         self.recording = recording
         self.keep: list[Any] = []
         self.leases: list[Lease] = []
-        self.makers: dict[int, Maker] = {}
-        self.depends: list[ExecutionContext] = []
+        self.makers: dict[int, Maker] | None = None
+        self.depends: list[ExecutionContext] | None = None
+        self._batch: list[_Launch] = []
         self.first = 0
         self.last: Ticket | None = None
         self.host_pending = False
+        self.gives_up_leases = False
         self.site: Site | None = None
         """Where the operation being executed was made."""
         self.error: PeertileError | None = None
         self.is_finished = False
         self._sealed = False
+
+    @property
+    def driver(self) -> DriverDevice:
+        """The driver of the device; everything that was executed before has been enqueued."""
+        if self._batch:
+            self.flush()
+        return self._driver
 
     # ---------------------------------------------------------------- for operations
 
@@ -119,9 +136,41 @@ class ExecutionContext:
                 use.storage.check_alive(name)
             recording.uses.extend(uses)
             return None
+        if self.gives_up_leases:  # what other submissions hold on the same uses is not ours to give up
+            uses = [use.again() for use in uses]
         lease = self.device.leases.acquire(name, self.stream, site or self.site, uses)
         self.leases.append(lease)
         return lease
+
+    def launch(self, prepared: PreparedLaunch, args: bytes, lease: Lease | None, maker: Maker) -> None:
+        """Enqueue a launch: at once, or with those that follow. A chain reaches the driver a few launches at a time,
+        which is cheaper than one by one, and leaves the device as little time without work as makes no difference."""
+        if self.recording is not None:
+            self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
+            return
+        self._batch.append((prepared, args, lease, maker))
+        if len(self._batch) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Enqueue what `launch` has put off."""
+        batch, self._batch = self._batch, []
+        if len(batch) == 1:
+            prepared, args, lease, maker = batch[0]
+            self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
+        elif batch:
+            launches = [(prepared, args) for prepared, args, _, _ in batch]
+            sequences = self._driver.launch_many(self.handle, launches)
+            if self.last is None:
+                self.first = sequences[0]
+            makers = self.makers
+            if makers is None:
+                makers = self.makers = {}
+            for sequence, (_, _, lease, maker) in zip(sequences, batch, strict=True):
+                if lease is not None:
+                    lease.sequence = sequence
+                makers[sequence] = maker
+            self.last = Ticket(self.handle, sequences[-1], batch[-1][0].options.name)
 
     def give_back(self, lease: Lease | None) -> None:
         """What ran on the calling thread is over, though more may follow."""
@@ -141,8 +190,10 @@ class ExecutionContext:
             self.first = ticket.sequence
         self.last = ticket
         if lease is not None:
-            lease.ticket = ticket
+            lease.sequence = ticket.sequence
         if maker is not None:
+            if self.makers is None:
+                self.makers = {}
             self.makers[ticket.sequence] = maker
 
     def run(self, op: Any) -> Any:
@@ -162,15 +213,24 @@ class ExecutionContext:
 
     def order_behind(self, event: Event) -> None:
         """Order what follows behind an event of another stream."""
+        if self._batch:
+            self.flush()
         self.note(event.order(self.stream))
+
+    def depend_on(self, producer: ExecutionContext) -> None:
+        """What follows uses the work of another submission: its errors are told by that one."""
+        if self.depends is None:
+            self.depends = []
+        self.depends.append(producer)
 
     def settle_host(self) -> None:
         """Host memory that a copy writes is complete before a closure sees it."""
         if not self.host_pending:
             return
         self.refuse_capture(self.name, "a closure would see host memory that nothing has written yet")
+        driver = self.driver
         if self.last is not None:
-            self.driver.wait(self.last)
+            driver.wait(self.last)
             error = self._find_error()
             if error is not None:
                 raise error
@@ -179,7 +239,9 @@ class ExecutionContext:
     # ---------------------------------------------------------------- completion
 
     def seal(self) -> None:
-        """Everything is enqueued."""
+        """Everything is enqueued, at the latest now."""
+        if self._batch:
+            self.flush()
         self._sealed = True
 
     def is_done(self) -> bool:
@@ -189,12 +251,12 @@ class ExecutionContext:
         if not self._sealed:
             return False
         last = self.last
-        return last is None or self.driver.query(last) is not Status.PENDING
+        return last is None or self._driver.query(last) is not Status.PENDING
 
     def wait(self, timeout_s: float | None = None) -> PeertileError | None:
         """Block until everything has left the stream; the error, if it failed. WaitTimeout at the bound."""
         if not self.is_finished and self.last is not None:
-            status = self.driver.wait(self.last, timeout_s)
+            status = self._driver.wait(self.last, timeout_s)
             if status is Status.PENDING:
                 raise WaitTimeout(
                     f"{self.name}: expected to complete within {timeout_s:g} s, still running; wait longer",
@@ -215,13 +277,15 @@ class ExecutionContext:
         if self.leases:
             self.device.leases.release(self.leases)
             self.leases = []
-        self.keep = []
+        if self.keep:
+            self.keep = []
 
     def abandon(self) -> None:
         """The execution ended part way: what was enqueued keeps what it owns until the last operation of the
         stream has left it, which is later than ours, hence safe."""
         try:
-            self.last = self.driver.last_ticket(self.handle)
+            self._batch = []  # what was not enqueued never will be
+            self.last = self._driver.last_ticket(self.handle)
             self.seal()
             if self.is_done():
                 self.release()
@@ -242,19 +306,20 @@ class ExecutionContext:
         last = self.last
         if last is None:
             return None
-        status = self.driver.query(last)
+        driver = self._driver
+        status = driver.query(last)
         if status is Status.DONE:
             return None
-        record = self.driver.fault(last)
+        record = driver.fault(last)
         if record is None:
             return None
-        self.driver.take_fault(self.handle)
+        driver.take_fault(self.handle)
         failing = record if status is Status.FAULTED or record.cause is None else record.cause
-        for other in self.depends:  # work of another submission that this one uses: it knows best
+        for other in self.depends or ():  # work of another submission that this one uses: it knows best
             error = other.finish() if other.is_done() else None
             if error is not None:
                 return error
-        maker = self.makers.get(failing.sequence)
+        maker = None if self.makers is None else self.makers.get(failing.sequence)
         if maker is not None:
             error = maker[0](failing, *maker[1:])
             assert isinstance(error, PeertileError)

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from peertile.errors import ArgumentError
+from peertile.errors import ArgumentError, UnsupportedError
 from peertile.memory_model import Cmp
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "LoadableBinary",
     "MemoryStats",
     "ModuleHandle",
+    "PreparedLaunch",
     "PrintSink",
     "SegmentHandle",
     "ShareHandle",
@@ -248,6 +249,21 @@ class LaunchOptions(NamedTuple):
     on_print: PrintSink | None = None
 
 
+class PreparedLaunch:
+    """A kernel over a grid with its options: all of a launch but the argument block. Made by `prepare_launch`, kept
+    by the caller for as long as it likes, and launched any number of times, from any thread and on any stream.
+
+    A driver derives from it to keep what it has checked and looked up: that is its purpose.
+    """
+
+    __slots__ = ("grid", "module", "options")
+
+    def __init__(self, module: ModuleHandle, grid: Grid, options: LaunchOptions) -> None:
+        self.module = module
+        self.grid = grid
+        self.options = options
+
+
 class LoadableBinary(Protocol):
     """What a driver needs of a compiled kernel (backends/binary.py)."""
 
@@ -307,6 +323,11 @@ class DriverDevice(ABC):
     ordinal: int
     capabilities: Capabilities
 
+    @property
+    def identity(self) -> str:
+        """The same text in every process for the same hardware, another for other hardware of this host."""
+        return f"{self.kind.value}:{self.ordinal}"
+
     @abstractmethod
     def close(self) -> None:
         """Destroy all streams, modules and memory of the device. LaunchError while operations are pending."""
@@ -338,6 +359,15 @@ class DriverDevice(ABC):
     def create_segment(self, nbytes: int) -> tuple[SegmentHandle, int]:
         """New zeroed storage that can be shared, and its address here (aligned to 256). AllocationError."""
 
+    def create_shared(self, nbytes: int, kind: ShareKind) -> tuple[SegmentHandle, int]:
+        """As `create_segment`, to be shared in this one way; UnsupportedError where the device cannot."""
+        if kind not in self.capabilities.shares:
+            have = ", ".join(k.value for k in self.capabilities.shares)
+            raise UnsupportedError(
+                f"segment: {self.capabilities.name} cannot share memory by {kind.value} here; it can by {have}"
+            )
+        return self.create_segment(nbytes)
+
     @abstractmethod
     def export_segment(self, segment: SegmentHandle) -> ShareHandle:
         """What another device or process needs to import the segment; valid until `free_segment`."""
@@ -349,6 +379,12 @@ class DriverDevice(ABC):
     @abstractmethod
     def map_segment(self, segment: SegmentHandle) -> int:
         """Address of the segment in this process; the same one until `unmap_segment`."""
+
+    def enter_group(self, abort_address: int, sharers: int) -> None:
+        """Kernels of a group will run here that poll its abort word: whatever has to be done for that once, which
+        could wait for running work, is done now. `sharers` ranks of this process run on this very device, this one
+        counted: the programs of all of them have to be resident at once."""
+        return None
 
     @abstractmethod
     def unmap_segment(self, segment: SegmentHandle) -> None:
@@ -397,6 +433,11 @@ class DriverDevice(ABC):
 
     @abstractmethod
     def query(self, ticket: Ticket) -> Status: ...
+
+    def completed(self, stream: StreamHandle) -> int:
+        """A sequence number up to which everything has left the stream: what is known without asking the device, so
+        perhaps not the last such number. 0 is right for any driver; a good answer spares a `query` for each ticket."""
+        return 0
 
     @abstractmethod
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
@@ -493,6 +534,29 @@ class DriverDevice(ABC):
         Interrupted (Ctrl-C), the launch goes on in the stream; `last_ticket` is then its ticket.
         """
 
+    # The four below are the launches that the runtime makes: one kernel is launched many times over one grid, and what
+    # stays the same is checked and looked up once. The defaults are right for any driver; a driver whose launches
+    # cost microseconds overrides them, so that `launch_prepared` does no more than copy the block and enqueue, and
+    # `launch_many` enqueues a chain by one compiled loop, at one crossing into native code instead of one for each.
+
+    def prepare_launch(self, module: ModuleHandle, grid: Grid, options: LaunchOptions) -> PreparedLaunch:
+        """What stays the same from launch to launch. LaunchError when programs must be resident and do not fit, here
+        or at the launch. It keeps the module in use: whoever unloads that drops this first."""
+        return PreparedLaunch(module, grid, options)
+
+    def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
+        """As `launch`, of what was prepared on this device. `args` is copied, or kept alive, until the launch is over."""
+        return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
+
+    def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
+        """Enqueue launches in their order; the sequence number of each, -1 in a capture. Other threads may enqueue in
+        between. After an exception some of the first may have been enqueued, and none of the others."""
+        return [self.launch_prepared(stream, prepared, args).sequence for prepared, args in launches]
+
+    def run_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> FaultRecord | None:
+        """As `launch_sync`, of what was prepared on this device."""
+        return self.launch_sync(stream, prepared.module, prepared.grid, args, prepared.options)
+
     # ------------------------------------------------------------------------------------------------- graphs
 
     @abstractmethod
@@ -516,6 +580,15 @@ class DriverDevice(ABC):
         self, stream: StreamHandle, graph: GraphExecHandle, *, name: str = "graph", on_caller: bool = False
     ) -> Ticket:
         """Run the recorded operations in order, as one operation; its fault names the node."""
+
+    def run_graph(self, stream: StreamHandle, graph: GraphExecHandle, *, name: str = "graph") -> FaultRecord | None:
+        """Launch a graph, wait for the end, take the fault: to `launch_graph` what `launch_sync` is to `launch`."""
+        ticket = self.launch_graph(stream, graph, name=name, on_caller=True)
+        if self.wait(ticket) is Status.DONE:
+            return None
+        record = self.fault(ticket)
+        self.take_fault(stream)
+        return record
 
 
 class Driver(ABC):

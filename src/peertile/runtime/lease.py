@@ -33,39 +33,42 @@ __all__ = ["Lease", "LeaseTable", "check_unique"]
 
 
 class Lease:
-    """The right of one operation on one stream to use its byte ranges, until its ticket is not pending.
+    """The right of one operation on one stream to use its byte ranges, until the stream has got past it.
 
-    `ticket` is None while the operation is being enqueued, or runs on the thread of its caller.
+    `sequence` is the operation's number in its stream; 0 while it is being enqueued, or runs on the thread of its
+    caller.
     """
 
-    __slots__ = ("name", "site", "stream", "ticket", "uses")
+    __slots__ = ("name", "sequence", "site", "stream", "uses")
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> None:
         self.name = name
         self.stream = stream
         self.site = site
         self.uses = uses
-        self.ticket: Ticket | None = None
+        self.sequence = 0
 
     @property
     def holder(self) -> Lease:
         """Who to wait for."""
         return self
 
+    def _ticket(self) -> Ticket:
+        return Ticket(self.stream.handle, self.sequence, self.name)
+
     def is_done(self) -> bool:
-        """Whether a ticket proves that the operation has left its stream; takes no lock of ours."""
-        ticket = self.ticket
-        return ticket is not None and self.stream.device.driver.query(ticket) is not Status.PENDING
+        """Whether the driver says that the operation has left its stream; takes no lock of ours."""
+        return self.sequence != 0 and self.stream.device.driver.query(self._ticket()) is not Status.PENDING
 
     def wait_done(self) -> None:
         """Block until the operation has left its stream, however it ended."""
         driver = self.stream.device.driver
-        # Without a ticket it is running on another thread: whatever that stream does now ends no earlier.
-        driver.wait(self.ticket or driver.last_ticket(self.stream.handle))
+        # Without a number it is running on another thread: whatever that stream does now ends no earlier.
+        driver.wait(self._ticket() if self.sequence else driver.last_ticket(self.stream.handle))
 
 
 _lock = threading.RLock()
-"""Guards every storage's `leases` list, of all devices, since devices can share a storage. Nothing of ours is
+"""Guards every storage's `claims`, of all devices, since devices can share a storage. Nothing of ours is
 locked under it. It may be taken again by the thread that has it: collection can run anywhere, and finalisers of
 the user may call us."""
 
@@ -86,15 +89,18 @@ class LeaseTable:
                 storage = use.storage
                 if storage.closed is not None:
                     storage.check_alive(name)
-                holders = storage.holders
-                if holders and (len(holders) > 1 or stream not in holders):
+                claims = storage.claims
+                if claims and (len(claims) > 1 or stream not in claims):
                     self._check(storage, use, lease)
                 if storage.borrows and use.exclusive:
                     check_unique(use, f"{name} on {stream.name} ({describe(site)})")
             for use in uses:
                 storage = use.storage
-                storage.leases.append(lease)
-                storage.holders[stream] = storage.holders.get(stream, 0) + 1
+                held = storage.claims.get(stream)
+                if held is None:
+                    storage.claims[stream] = {use: lease}
+                else:
+                    held[use] = lease
                 if use.channel:
                     storage.channel_stream = stream
         return lease
@@ -103,48 +109,45 @@ class LeaseTable:
         """Give leases back; giving one back twice is harmless."""
         with self.lock:
             for lease in leases:
+                stream = lease.stream
                 for use in lease.uses:
-                    storage = use.storage
-                    try:
-                        storage.leases.remove(lease)  # near the front: work ends in the order it was enqueued
-                    except ValueError:
-                        continue
-                    left = storage.holders[lease.stream] - 1
-                    if left:
-                        storage.holders[lease.stream] = left
-                    else:
-                        del storage.holders[lease.stream]
+                    claims = use.storage.claims
+                    held = claims.get(stream)
+                    if held is not None and held.get(use) is lease:
+                        del held[use]
+                        if not held:
+                            del claims[stream]
 
     def conflicting_stream(self, uses: Sequence[Use]) -> Stream | None:
         """A stream whose running work conflicts with `uses`: an operation that may choose goes there."""
         with self.lock:
             for use in uses:
-                for other in use.storage.leases:
-                    if _conflict(use.storage, use, other) and not other.is_done():
-                        return other.stream
+                for stream, held in use.storage.claims.items():
+                    for theirs, other in held.items():
+                        if _conflict(use, theirs) and not other.is_done():
+                            return stream
         return None
 
     def _check(self, storage: Storage, use: Use, lease: Lease) -> None:
         stream = lease.stream
-        for other in storage.leases:
-            if other.stream is stream or not _conflict(storage, use, other):
+        for holder, held in storage.claims.items():
+            if holder is stream:
                 continue
-            if other.ticket is not None and stream.seen.get(other.stream.id, 0) >= other.ticket.sequence:
-                continue
-            if not other.is_done():
-                raise LeaseError(_message(use, lease, other))
+            seen = stream.seen.get(holder.id, 0)
+            for theirs, other in held.items():
+                if not _conflict(use, theirs) or 0 < other.sequence <= seen:
+                    continue
+                if not other.is_done():
+                    raise LeaseError(_message(use, lease, theirs, other))
 
 
-def _conflict(storage: Storage, use: Use, other: Lease) -> bool:
-    """Whether `use` and a use of `other` must be ordered."""
-    for theirs in other.uses:
-        if theirs.storage is not storage or theirs.end <= use.start or use.end <= theirs.start:
-            continue
-        if use.channel or theirs.channel:
-            return True
-        if not use.lifetime_only and not theirs.lifetime_only and (use.writes or theirs.writes):
-            return True
-    return False
+def _conflict(use: Use, theirs: Use) -> bool:
+    """Whether two uses must be ordered. By address: storages of foreign memory may overlap, and share their claims."""
+    if theirs.high <= use.low or use.high <= theirs.low:
+        return False
+    if use.channel or theirs.channel:
+        return True
+    return not use.lifetime_only and not theirs.lifetime_only and (use.writes or theirs.writes)
 
 
 def check_unique(use: Use, who: str) -> None:
@@ -161,8 +164,7 @@ def check_unique(use: Use, who: str) -> None:
         )
 
 
-def _message(use: Use, lease: Lease, other: Lease) -> str:
-    theirs = next(u for u in other.uses if _conflict(use.storage, use, _single(other, u)))
+def _message(use: Use, lease: Lease, theirs: Use, other: Lease) -> str:
     wants = "use as a channel" if use.channel else "write" if use.writes else "read"
     has = "uses it as a channel" if theirs.channel else "writes it" if theirs.writes else "reads it"
     return (
@@ -170,7 +172,3 @@ def _message(use: Use, lease: Lease, other: Lease) -> str:
         f"but {other.name} on {other.stream.name} ({describe(other.site)}) still {has}; "
         "wait for that operation, order the streams with an event, or run both on one stream"
     )
-
-
-def _single(lease: Lease, use: Use) -> Lease:
-    return Lease(lease.name, lease.stream, lease.site, (use,))

@@ -70,8 +70,10 @@ class Shared(Generic[T]):
     def _run(self, context: ExecutionContext) -> T:
         state = _State.FAILED
         try:
+            context.flush()
             before = context.last
             self.result = self.op._execute(context)
+            context.flush()
             self.recording = context.recording
             if context.recording is None and context.last is not before:
                 self.producer, self.ticket = context, context.last
@@ -97,16 +99,17 @@ class Shared(Generic[T]):
         producer, ticket = self.producer, self.ticket
         if producer is None or ticket is None or producer is context:
             return
-        status = producer.driver.query(ticket)
+        driver = producer.device.driver
+        status = driver.query(ticket)
         if status is Status.DONE:
             return
         if status is not Status.PENDING:
-            record = producer.driver.fault(ticket)
+            record = driver.fault(ticket)
             error: PeertileError | None = producer.finish() if producer.is_done() else None
             assert record is not None
             raise error or explain(record, self.op.name)
         context.refuse_capture(self.op.name, "it was started outside and is not over; sync it first")
-        context.depends.append(producer)
+        context.depend_on(producer)
         if producer.stream is not context.stream:
             assert self.event is not None
             context.order_behind(self.event)

@@ -117,6 +117,7 @@ def merge_uses(uses: list[Use]) -> list[Use]:
                 use.exclusive or old.exclusive,
                 use.lifetime_only,
                 use.channel,
+                use.devices,
                 (*use.exempt, *old.exempt),
             )
     return list(merged.values())

@@ -1,7 +1,8 @@
 """The devices of this process, and which one the calling thread works on. The only process-wide state.
 
-Ranks that are threads each have a device of their own (`use_device`); everything else shares the process's first
-device of the kind that PEERTILE_DEVICE names (cpu by default), opened at its first use.
+Ranks that are threads each have a device of their own (`use_device`); everything else shares one device of the kind
+that PEERTILE_DEVICE names (cpu by default), opened at its first use: on GPUs the one that belongs to the process's
+rank (`place_rank`), else the first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from peertile.runtime.device import Device
 from peertile.runtime.driver import Driver, DriverKind
 from peertile.runtime.drivers.cpu import CpuDriver
 
-__all__ = ["current_device", "open_device", "use_device"]
+__all__ = ["current_device", "open_device", "open_rank_device", "place_rank", "use_device"]
 
 
 class _Registry:
@@ -28,6 +29,8 @@ class _Registry:
         self.lock = threading.Lock()
         self.devices: dict[tuple[DriverKind, int], Device] = {}
         self.local = threading.local()
+        self.ordinal = 0
+        """Which device of its kind a thread works on that names none."""
 
 
 _registry = _Registry()
@@ -62,12 +65,30 @@ def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
     return Device(CpuDriver().open(ordinal))
 
 
+def _ordinal_of(local_rank: int) -> int:
+    """The GPU of a rank: its number on this host among the GPUs that the process may see, which CUDA_VISIBLE_DEVICES
+    bounds and orders; around again where there are more ranks than GPUs. Processors are one device."""
+    if config().device != DriverKind.CUDA.value:
+        return 0
+    return local_rank % max(_cuda().device_count(), 1)
+
+
+def place_rank(local_rank: int) -> None:
+    """From now on this process works, where a thread names no device, on the device of that rank of its host."""
+    _registry.ordinal = _ordinal_of(local_rank)
+
+
+def open_rank_device(rank: int) -> Device:
+    """A new device object for a rank that is a thread of this process."""
+    return open_device(DriverKind(config().device), _ordinal_of(rank))
+
+
 def current_device() -> Device:
     """The device that the calling thread works on: the one given to `use_device`, else the first of PEERTILE_DEVICE."""
     device: Device | None = getattr(_registry.local, "device", None)
     if device is not None:
         return device
-    key = (DriverKind(config().device), 0)
+    key = (DriverKind(config().device), _registry.ordinal)
     with _registry.lock:
         if key not in _registry.devices:
             _registry.devices[key] = open_device(*key)

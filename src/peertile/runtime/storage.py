@@ -20,6 +20,7 @@ from peertile.errors import UsageError
 from peertile.runtime.site import Site
 
 if TYPE_CHECKING:
+    from peertile.runtime.argument import Use
     from peertile.runtime.lease import Lease
     from peertile.runtime.stream import Stream
 
@@ -50,10 +51,9 @@ class Storage:
         "address",
         "borrows",
         "channel_stream",
+        "claims",
         "closed",
         "device",
-        "holders",
-        "leases",
         "name",
         "nbytes",
         "owner",
@@ -74,14 +74,19 @@ class Storage:
         self.nbytes = nbytes
         self.name = name
         self.owner = owner
-        self.leases: list[Lease] = []
-        self.holders: dict[Stream, int] = {}
-        """How many of the leases are on each stream: work of one stream needs no look at them."""
+        self.claims: dict[Stream, dict[Use, Lease]] = {}
+        """Who uses which bytes: for each stream, the last lease on each use. A stream runs in order, so the last one
+        stands for those before it, and work of one stream needs no look at them at all."""
         self.borrows: dict[int, weakref.ref[Borrow]] = {}
         self.channel_stream: Stream | None = None
         """Where the words of a channel were used last: operations that name no stream follow."""
         self.closed: str | None = None
         self._release = release
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases that are held, of each stream and each way of using the bytes the last."""
+        return list(dict.fromkeys(lease for held in list(self.claims.values()) for lease in list(held.values())))
 
     def borrow(self, start: int, end: int, what: str, site: Site | None) -> Borrow:
         """Note a new view or share of the user's; it is forgotten when the result is collected."""

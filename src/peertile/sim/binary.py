@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, cast
 
-from peertile.backends.binary import Binary, Compiled, LaunchCheck, Place
+from peertile.backends.binary import Binary, Compiled, LaunchCheck, Place, WholeTiles
 from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
@@ -78,4 +78,5 @@ def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: t
         dict(kernel.facts.get("bounds", {})),
         lambda: {"ir": source, "lowered": print_kernel(kernel), "python": translation.text},
         tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
+        tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
     )

@@ -437,6 +437,11 @@ class _Translator:
         site = self.constant(Site(Verb.UPDATES, "fence", 1, Order.ACQ_REL, op.attrs["scope"], op.loc), "S")
         self.emit(f"P.fence({self.constant(op.attrs['scope'])}, {site})")
 
+    def _FenceAlias(self, op: Op) -> None:
+        # Two addresses of some memory are one object here; tokens pass through.
+        for token, given in zip(op.results, op.operands, strict=True):
+            self.emit(f"{self.name(token)} = {self.name(given)}")
+
     def _Suspend(self, op: Op) -> None:
         self.emit("yield")
 

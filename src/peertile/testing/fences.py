@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from peertile.ir import ops
-from peertile.ir.core import Kernel, Op, walk
+from peertile.ir.core import Kernel, Op, Value, walk
 from peertile.ir.text import parse_kernel, print_kernel
-from peertile.memory_model import Order
+from peertile.memory_model import Order, Scope
 
 __all__ = ["Change", "Mutant", "apply", "changed", "changes_of", "copy_kernel", "mutants", "ordering_ops", "synchronising_ops"]
 
@@ -145,6 +145,9 @@ def _look_instead(op: ops.Wait) -> None:
         [op.operands[0], *op.operands[2:]], [v.type for v in op.results], {"order": op.attrs["order"], "scope": op.attrs["scope"]}
     )
     load.loc = op.loc
+    load.results = op.results
+    for value in load.results:
+        value.owner = load
     block = op.parent
     assert block is not None
     block.ops[block.ops.index(op)] = load

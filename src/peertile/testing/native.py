@@ -1,7 +1,8 @@
-"""Runs tile IR natively on numpy arrays: the other side of a differential test. One rank.
+"""Runs tile IR natively on numpy arrays: the other side of a differential test.
 
 Expects IR as a frontend makes it, or already passed through the pipeline; packs the argument block by the slots of
 the parameter types. Arrays are used in place on cpu, which addresses host memory, and copied there and back on a GPU.
+Several ranks, on cpu alone, are launches on streams of their own in this process.
 """
 
 from __future__ import annotations
@@ -17,42 +18,85 @@ from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cuda.compile import compile_kernel as compile_for_gpu
 from peertile.errors import ArgumentError
 from peertile.ir.core import Kernel
-from peertile.ir.types import PointerType, TileType, Type, ViewType
+from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
+from peertile.meaning import PerRank
 from peertile.runtime.device import Device
-from peertile.runtime.driver import FaultRecord, LaunchOptions
+from peertile.runtime.driver import FaultRecord, LaunchOptions, PrintSink
 
 __all__ = ["pack_argument", "run_native"]
 
 
-def pack_argument(t: Type, value: Any) -> bytes:
-    """The slots of one argument: views and pointers are arrays, scalars are numbers."""
+def pack_argument(t: Type, value: Any, rank: int = 0, keep: list[Any] | None = None) -> bytes:
+    """The slots of one argument on `rank`: arrays for views and pointers, numbers for scalars, a `PerRank` of arrays
+    for a symmetric object, a mapping for a communication object. Tables that the slots point at go to `keep`, which
+    has to live as long as the launch."""
+    if isinstance(t, ObjectType):
+        return b"".join(pack_argument(ft, value[name], rank, keep) for name, ft in t.fields.items())
+    if isinstance(t, SymmetricType):
+        arrays = value if isinstance(value, PerRank) else (value,)
+        if keep is None:
+            raise ArgumentError(f"keep: expected a list for the table of {t}, got none")
+        table = np.array([rank, len(arrays), *(a.ctypes.data for a in arrays)], np.int64)
+        keep.append(table)
+        return struct.pack("<2q", table.ctypes.data, 0) + _extents(arrays[rank])
+    own = value[rank] if isinstance(value, PerRank) else value
     if isinstance(t, ViewType):
-        strides = (s // value.itemsize for s in value.strides)
-        return struct.pack(f"<{1 + 2 * t.rank}q", value.ctypes.data, *value.shape, *strides)
+        return struct.pack("<q", own.ctypes.data) + _extents(own)
     if isinstance(t, PointerType):
-        return struct.pack("<q", value.ctypes.data)
+        return struct.pack("<q", own.ctypes.data)
     if isinstance(t, TileType):
-        scalar = np.asarray(value).astype(t.dtype.numpy)
+        scalar = np.asarray(own).astype(t.dtype.numpy)
         if t.dtype.is_int:
             return struct.pack("<q" if t.dtype.is_signed else "<Q", int(scalar))
         return scalar.tobytes().ljust(8, b"\0")
-    raise ArgumentError(f"argument: expected a view, pointer or scalar, got {t}")
+    raise ArgumentError(f"argument: expected a view, pointer, object or scalar, got {t}")
+
+
+def _extents(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
+    """Extents, then strides in elements."""
+    return struct.pack(f"<{2 * array.ndim}q", *array.shape, *(s // array.itemsize for s in array.strides))
 
 
 def run_native(
-    kernel: Kernel, grid: int | tuple[int, int, int], args: Sequence[Any], device: Device, *, timeout_s: float = 10.0
+    kernel: Kernel,
+    grid: int | tuple[int, int, int],
+    args: Sequence[Any],
+    device: Device,
+    *,
+    ranks: int = 1,
+    timeout_s: float = 10.0,
+    on_print: Sequence[PrintSink] = (),
 ) -> FaultRecord | None:
-    """Compile `kernel` (after the pipeline) for `device`, run it on `args` and wait; the fault, if there was one."""
+    """Compile `kernel` (after the pipeline) for `device`, run it on `args` and wait; the first fault, if there was one.
+
+    An argument is what `run_grid` takes. `on_print` has one sink for each rank, or none.
+    """
     options = LaunchOptions(kernel.name, int(timeout_s * 1e9))
     shape = (grid, 1, 1) if isinstance(grid, int) else grid
     if device.target is not None:
+        if ranks != 1:
+            raise ArgumentError(f"ranks: expected 1 on {device}, got {ranks}")
         return _run_on_gpu(kernel, shape, args, device, options)
-    module = device.driver.load_module(compile_kernel(kernel))
-    block = b"".join(pack_argument(p.type, a) for p, a in zip(kernel.params, args, strict=True))
+    driver = device.driver
+    module = driver.load_module(compile_kernel(kernel))
+    streams = [driver.create_stream() for _ in range(ranks)]
+    keep: list[Any] = []
     try:
-        return device.driver.launch_sync(device.default_stream.handle, module, shape, block, options)
+        tickets = []
+        for rank, stream in enumerate(streams):
+            block = b"".join(
+                pack_argument(p.type, a, rank, keep) for p, a in zip(kernel.params, args, strict=True)
+            )
+            if on_print:
+                options = options._replace(on_print=on_print[rank])
+            tickets.append(driver.launch(stream, module, shape, block, options))
+        for ticket in tickets:
+            driver.wait(ticket)
+        return next(filter(None, map(driver.fault, tickets)), None)
     finally:
-        device.driver.unload_module(module)
+        for stream in streams:
+            driver.destroy_stream(stream)
+        driver.unload_module(module)
 
 
 def _run_on_gpu(

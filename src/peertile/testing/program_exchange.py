@@ -15,7 +15,7 @@ from peertile.ir.ops import Binary
 from peertile.ir.types import BOOL, INDEX, MailboxType, SymmetricType, TileType, TransferType, ViewType
 from peertile.memory_model import Order, Rmw, Scope
 from peertile.testing.program_memory import Memory
-from peertile.testing.program_values import LIMIT, V
+from peertile.testing.program_values import LIMIT, MATH, V
 
 __all__ = ["LINE", "Exchanges"]
 
@@ -39,10 +39,10 @@ class Exchanges(Memory):
 
     def _exact(self, t: TileType) -> V:
         v = self.convert(self.fixed(t.shape), t.dtype)
-        return self.clamp(v, LIMIT[t.dtype.name]) if t.dtype.is_float else v
+        return self.clamp(v, LIMIT[t.dtype.name]) if t.dtype in MATH else v
 
     def _seen(self, value: Value, t: TileType) -> None:
-        bound = LIMIT[t.dtype.name] if t.dtype.is_float else 0.0
+        bound = LIMIT[t.dtype.name] * 2 if t.dtype.is_float else 0.0
         flat = self.emit(ops.Reshape, (value,), t.with_shape((LINE,)))
         self.pool.append(V(flat, bound))
 

@@ -16,7 +16,7 @@ from peertile.ir.ops import Binary, CheckKind, Compare, Padding
 from peertile.ir.types import BOOL, INDEX, PointerType, Space, TileType, TokenType, TransferType, ViewType
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 from peertile.testing.program_folds import Folds
-from peertile.testing.program_values import V
+from peertile.testing.program_values import MATH, V
 
 __all__ = ["CELLS", "OWN_ROWS", "POINTED", "POINTED_DTYPES", "Memory"]
 
@@ -75,7 +75,7 @@ class Memory(Folds):
     def exact(self, t: TileType) -> V:
         """A value of this type, fixed to the bit and within the bound of these arrays."""
         v = self.convert(self.fixed(t.shape), t.dtype)
-        return self.clamp(v, _BOUND) if t.dtype.is_float else v
+        return self.clamp(v, _BOUND) if t.dtype in MATH else v
 
     def keep(self) -> V | None:
         """A tile to one's own rows, and one from there."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,37 @@ from peertile.dtypes import ALL_DTYPES, DType, b1, f32, i32, i64
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Op, Value
 from peertile.ir.ops import Binary, Compare, Padding
-from peertile.ir.types import BOOL, INDEX, Access, Partition, Space, TileType, Type, ViewType
+from peertile.ir.types import (
+    BOOL,
+    INDEX,
+    Access,
+    BarrierType,
+    CounterType,
+    MailboxType,
+    Partition,
+    PointerType,
+    SignalType,
+    Space,
+    SymmetricType,
+    TileType,
+    Type,
+    ViewType,
+)
+from peertile.meaning import PerRank, new_barrier, new_counter, new_mailbox, new_signal
 from peertile.memory_model import Order, Rmw, Scope
-from peertile.testing.program_folds import Folds
+from peertile.testing.program_exchange import LINE, Exchanges
+from peertile.testing.program_memory import CELLS, OWN_ROWS, POINTED, POINTED_DTYPES
 from peertile.testing.program_values import INTS, LIMIT, MATH, V
 
 __all__ = ["RandomKernel", "differences", "random_kernel"]
+
+
+_FORMS: Final = {
+    "persistent": 0.2, "waits": 0.2, "unsafe": 0.2, "programs": 0.15, "ranks": 0.25, "prints": 0.1,
+}  # fmt: skip
+"""Forms that not every kernel takes, and how many do."""
+DEPTH: Final = 2
+"""Loops and branches inside each other."""
 
 
 class RandomKernel(NamedTuple):
@@ -37,6 +62,8 @@ class RandomKernel(NamedTuple):
     """Fresh arguments, the same ones at each call; outputs are among them."""
     tolerance: dict[int, float]
     """For each argument that is written: how far an element may be from the meaning's; 0 means equal."""
+    ranks: int = 1
+    """With more than one, arrays among the arguments are a `PerRank`."""
 
 
 def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[Any]) -> list[str]:
@@ -44,18 +71,25 @@ def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[
     texts = []
     for k, tolerance in program.tolerance.items():
         t = program.kernel.params[k].type
-        assert isinstance(t, ViewType)
-        a, b = np.asarray(found[k]), np.asarray(expected[k])
-        if t.dtype.is_float:
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            wrong = ~((np.abs(a - b) <= tolerance) | (np.isnan(a) & np.isnan(b)))
-        else:
-            wrong = a != b
-        if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            name = program.kernel.param_names[k]
-            texts.append(f"{name}{list(at)}: expected {b[at]} within {tolerance}, got {a[at]} ({wrong.sum()} wrong)")
+        assert isinstance(t, ViewType | PointerType | SymmetricType)
+        name = program.kernel.param_names[k]
+        for rank, (one, other) in enumerate(zip(_each(found[k]), _each(expected[k]), strict=True)):
+            a, b = np.asarray(one), np.asarray(other)
+            if t.dtype.is_float:
+                a, b = a.astype(np.float64), b.astype(np.float64)
+                wrong = ~((np.abs(a - b) <= tolerance) | (np.isnan(a) & np.isnan(b)))
+            else:
+                wrong = a != b
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                where = f"rank {rank}: {name}" if program.ranks > 1 else name
+                text = f"expected {b[at]} within {tolerance}, got {a[at]} ({wrong.sum()} wrong)"
+                texts.append(f"{where}{list(at)}: {text}")
     return texts
+
+
+def _each(x: Any) -> Sequence[Any]:
+    return x if isinstance(x, PerRank) else (x,)
 
 
 def random_kernel(seed: int) -> RandomKernel:
@@ -63,7 +97,7 @@ def random_kernel(seed: int) -> RandomKernel:
     return _Maker(seed).make()
 
 
-class _Maker(Folds):
+class _Maker(Exchanges):
     def __init__(self, seed: int) -> None:
         # The body needs the types of the parameters, which are drawn first.
         super().__init__(seed, Builder(Block()))
@@ -75,6 +109,12 @@ class _Maker(Folds):
         """Inputs without gaps."""
         self.word_bound = 4.0
         """Magnitude of this program's word, where it is a float."""
+        self._forms = frozenset(k for k, p in _FORMS.items() if self.r.random() < p)
+        self.ranks = self.r.choice([1, 2, 2, 3]) if "ranks" in self._forms else 1
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return self._forms
 
     # -- parameters and the frame of the kernel
 
@@ -84,8 +124,11 @@ class _Maker(Folds):
         extents = tuple(r.randint(1, 3) * n - r.choice([0, 0, r.randrange(n)]) for n in tile)
         self.tile, self.extents = tile, extents
         self.grid = prod(-(-n // t) for n, t in zip(extents, tile, strict=True))
+        persistent = "persistent" in self.forms
+        if persistent:
+            self.grid = r.randint(1, self.grid)
         out = r.choice([*MATH, *INTS, b1])
-        partition = Partition(tile, False, r.choice([1, 1, 2]))
+        partition = Partition(tile, persistent, r.choice([1, 1, 2]))
         self.param("z", ViewType(out, len(tile), Access.READ_WRITE, Space.LOCAL, partition), self.array(out, extents))
         # A second output for what is not fixed to the bit, with an index from the first one's partition.
         d = r.choice(MATH)
@@ -98,6 +141,11 @@ class _Maker(Folds):
         self.words = r.choice([i32, i64, f32])
         self.param("w", ViewType(self.words, 1, Access.READ_WRITE), self.array(self.words, (self.grid + 3,)))
         self.param("a", ViewType(i32, 1, Access.READ_WRITE, Space.DEVICE), self.array(i32, (29,)))
+        d = r.choice([*INTS, *MATH])
+        shape = (self.grid * OWN_ROWS, CELLS)
+        self.param("s", ViewType(d, 2, Access.READ_WRITE, Space.DEVICE), self.array(d, shape))
+        self.tolerance["s"] = 0.0
+        self.common()
         self.param("n", INDEX, lambda g: int(g.integers(0, 6)))
         self.param("f", TileType(f32), lambda g: float(np.float32(g.uniform(-2, 2))))
         self.param("c", BOOL, lambda g: bool(g.integers(0, 2)))
@@ -107,17 +155,43 @@ class _Maker(Folds):
         self.body()
         self.b.emit(ops.Return)
         names = tuple(name for name, _, _ in self.params)
-        kernel = Kernel(f"random_{self.seed}", names, body)
-        return RandomKernel(
-            kernel, self.grid, self.args, {names.index(n): e for n, e in sorted(self.tolerance.items())}
-        )
+        kernel = Kernel(f"random_{self.seed}", names, body, unsafe="unsafe" in self.forms)
+        tolerance = {names.index(n): e for n, e in sorted(self.tolerance.items())}
+        return RandomKernel(kernel, self.grid, self.args, tolerance, self.ranks)
+
+    def common(self) -> None:
+        """What programs and ranks share, where this kernel has it."""
+        r, grid, ranks = self.r, self.grid, self.ranks
+        if "unsafe" in self.forms:
+            d = r.choice(POINTED_DTYPES)
+            self.param("q", PointerType(d), self.array(d, (grid * POINTED,)))
+            self.tolerance["q"] = 0.0
+        if "programs" in self.forms:
+            d = r.choice([*INTS, *MATH])
+            self.param("h", ViewType(d, 2, Access.READ_WRITE, Space.DEVICE), self.array(d, (grid, LINE)))
+            self.tolerance["h"] = 0.0
+        if "ranks" in self.forms:
+            d = r.choice(POINTED_DTYPES)
+            self.param("m", SymmetricType(d, 2), self.array(d, (grid * ranks, LINE)))
+            self.tolerance["m"] = 0.0
+            box = MailboxType(r.choice(ALL_DTYPES), (LINE,), r.choice([2, 4]), False)
+            self.param("box", box, lambda g: new_mailbox(box, ranks, grid))
+            self.param("signal", SignalType(), lambda g: new_signal(ranks, grid))
+            self.param("counter", CounterType(), lambda g: new_counter(ranks, grid))
+            self.param("barrier", BarrierType(), lambda g: new_barrier(ranks, grid))
 
     def param(self, name: str, t: Type, make: Callable[[np.random.Generator], Any]) -> None:
         self.params.append((name, t, make))
 
     def args(self) -> list[Any]:
         g = np.random.default_rng(self.seed)
-        return [make(g) for _, _, make in self.params]
+        scalars = {"n", "f", "c"}  # equal on all ranks, since they decide which way a program goes
+        made = []
+        for name, t, make in self.params:
+            array = isinstance(t, ViewType | PointerType | SymmetricType) and self.ranks > 1
+            assert array or name in scalars or self.ranks == 1 or not isinstance(t, TileType)
+            made.append(PerRank([make(g) for _ in range(self.ranks)]) if array else make(g))
+        return made
 
     def array(
         self, d: DType, extents: tuple[int, ...], strided: bool = False
@@ -150,10 +224,15 @@ class _Maker(Folds):
         self.pool.append(self.broadcast(V(self.named["f"], 2.0), self.tile))
         self.pool.append(self.broadcast(V(self.named["n"]), self.tile))
         self.statements(r.randint(5, 16))
+        exchanges = self.exchanges()
+        if exchanges:
+            self.together(exchanges)
         if r.random() < 0.2:
             self.leave_early()
         self.store_tile(index)
-        if r.random() < 0.3:
+        if "persistent" in self.forms:
+            self.store_others()
+        elif r.random() < 0.3:
             # What was stored is read again.
             self.pool.append(self.load(self.named["z"], index, self.tolerance["z"]))
             self.statements(2)
@@ -163,12 +242,7 @@ class _Maker(Folds):
         self.update()
 
     def leave_early(self) -> None:
-        leave, stay = Block(), Block()
-        with self.b.at(leave):
-            self.b.emit(ops.Return)
-        with self.b.at(stay):
-            self.b.emit(ops.Yield)
-        self.b.emit(ops.If, (self.named["c"],), blocks=(leave, stay))
+        self.leave_if(self.named["c"], ops.Return)
 
     def store_tile(self, index: Sequence[Value]) -> None:
         t = self.named["z"].type
@@ -176,6 +250,29 @@ class _Maker(Folds):
         v = self.convert(self.of_shape(self.tile), t.dtype)
         self.b.emit(ops.Store, (self.named["z"], v.value, *index))
         self.tolerance["z"] = max(self.tolerance.get("z", 0.0), v.error)
+
+    def store_others(self) -> None:
+        """The tiles that fall to this program of a partition with more tiles than programs."""
+        z = self.named["z"]
+        total = self.index(1)
+        for axis, size in enumerate(self.tile):
+            tiles = self.emit(ops.NumTiles, (z,), INDEX, axis=axis, size=size)
+            total = self.emit(ops.BinaryOp, (total, tiles), INDEX, fn=Binary.MUL)
+        step = self.emit(ops.NumPrograms, (), INDEX)
+        first = self.emit(ops.BinaryOp, (self.program, step), INDEX, fn=Binary.ADD)
+        block = Block([INDEX])
+
+        def run() -> None:
+            index = self.b.emit(ops.TileIndex, (z, block.args[0]), [INDEX] * len(self.tile)).results
+            names = [n for n in self.named if n[0] == "x"]
+            self.pool.append(self.load(self.named[self.r.choice(names)], index))
+            self.pool.append(V(block.args[0]))
+            self.statements(self.r.randint(1, 4))
+            self.store_tile(index)
+            self.b.emit(ops.Continue)
+
+        self.scoped(block, run)
+        self.b.emit(ops.For, (first, total, step), [], (block,))
 
     def store_rough(self, index: Sequence[Value]) -> None:
         t = self.named["y"].type
@@ -207,7 +304,9 @@ class _Maker(Folds):
         assert isinstance(t, ViewType)
         choices = [Padding.ZERO, Padding.ZERO]
         if t.dtype.is_float:
-            choices += [Padding.NEG_ZERO, *([Padding.INF] if t.dtype in MATH else [])]
+            choices += [Padding.NEG_ZERO]
+        if t.dtype in MATH:
+            choices += [Padding.INF, Padding.NEG_INF, Padding.NAN]
         padding = self.r.choice(choices)
         if t.access is Access.READ and self.r.random() < 0.35:
             value = self.load_through(view, padding)
@@ -217,6 +316,11 @@ class _Maker(Folds):
         v = V(value, bound if t.dtype.is_float else 0.0, error if t.dtype.is_float else 0.0)
         if padding is Padding.INF:
             return self.binary_exact(Binary.MIN, v, self.const(bound, v.type), bound)
+        if padding is Padding.NEG_INF:
+            return self.binary_exact(Binary.MAX, v, self.const(-bound, v.type), bound)
+        if padding is Padding.NAN:
+            number = self.emit(ops.CompareOp, (value, value), v.type.with_dtype(b1), fn=Compare.EQ)
+            return V(self.emit(ops.Select, (number, value, self.const(1, v.type).value), v.type), bound, v.error)
         return v
 
     def load_through(self, view: Value, padding: Padding) -> Value:
@@ -283,8 +387,12 @@ class _Maker(Folds):
         self.word_bound = before + v.magnitude if kind is Rmw.ADDF else max(before, v.magnitude)
         return V(old, before if d.is_float else 0.0)
 
+    def moving(self) -> list[Callable[[], V | None]]:
+        nested = [self.counted, self.polled, self.branch] if self.fixed_only < DEPTH else []
+        return [*super().moving(), *nested]
+
     def more(self) -> list[Callable[[], V | None]]:
-        return [self.counted, self.polled, self.branch, self.word, self.update_word]
+        return [*super().more(), self.word, self.update_word]
 
     # -- control flow
 
@@ -299,9 +407,17 @@ class _Maker(Folds):
         self.statements(n)
         next_values = []
         for v in carried:
-            new = self.of_type(v.type)
+            new = self.turned(v) if v.type.rank == 2 and self.r.random() < 0.4 else self.of_type(v.type)
             next_values.append(self.clamp(new, v.magnitude) if v.dtype in MATH else new if v.dtype.bits > 1 else v)
         return [v if w.dtype.is_float and w.dtype not in MATH else w for v, w in zip(carried, next_values, strict=True)]
+
+    def turned(self, v: V) -> V:
+        """A carried tile, turned: a square one takes the place of the one it is made of."""
+        rows, columns = v.type.shape
+        turned = V(self.emit(ops.Permute, (v.value,), v.type.with_shape((columns, rows)), axes=(1, 0)), v.magnitude)
+        if rows == columns:
+            return turned
+        return V(self.emit(ops.Reshape, (turned.value,), v.type), v.magnitude)
 
     def scoped(self, block: Block, run: Callable[[], None]) -> None:
         """Builds `block`; values made in it are forgotten after, and all it uses is fixed."""
@@ -326,7 +442,7 @@ class _Maker(Folds):
             carried = [V(a, v.magnitude) for a, v in zip(block.args[1:], start, strict=True)]
             self.pool.append(V(block.args[0]))
             if self.r.random() < 0.4:
-                self.way_out(self.r.choice([ops.Break, ops.Continue]), [v.value for v in carried])
+                self.way_out([v.value for v in carried])
             end = self.r.choice([ops.Continue] * 5 + [ops.Break])
             self.b.emit(end, [v.value for v in self.trip(carried, self.r.randint(1, 4))])
 
@@ -336,13 +452,11 @@ class _Maker(Folds):
         self.pool += [V(x, v.magnitude) for x, v in zip(results, start, strict=True)]
         return None
 
-    def way_out(self, cls: type[Op], values: Sequence[Value]) -> None:
-        leave, stay = Block(), Block()
-        with self.b.at(leave):
-            self.b.emit(cls, values)
-        with self.b.at(stay):
-            self.b.emit(ops.Yield)
-        self.b.emit(ops.If, (self.condition(()).value,), blocks=(leave, stay))
+    def way_out(self, values: Sequence[Value]) -> None:
+        cls: type[Op] = self.r.choice([ops.Break, ops.Break, ops.Continue, ops.Continue, ops.Return])
+        if cls is ops.Return and self.exchanges():
+            return  # others would wait for this program
+        self.leave_if(self.condition(()).value, cls, () if cls is ops.Return else values)
 
     def polled(self) -> V | None:
         """A `loop` with a counter that ends it."""
@@ -354,12 +468,7 @@ class _Maker(Folds):
         def run() -> None:
             carried = [V(a, v.magnitude) for a, v in zip(block.args[1:], start, strict=True)]
             over = self.emit(ops.CompareOp, (block.args[0], limit), BOOL, fn=Compare.GE)
-            leave, stay = Block(), Block()
-            with self.b.at(leave):
-                self.b.emit(ops.Break, [v.value for v in carried])
-            with self.b.at(stay):
-                self.b.emit(ops.Yield)
-            self.b.emit(ops.If, (over,), blocks=(leave, stay))
+            self.leave_if(over, ops.Break, [v.value for v in carried])
             count = self.emit(ops.BinaryOp, (block.args[0], self.index(1)), INDEX, fn=Binary.ADD)
             self.b.emit(ops.Continue, [count, *(v.value for v in self.trip(carried, self.r.randint(1, 3)))])
 

@@ -73,6 +73,15 @@ def _fence(lo: Lowering, op: ops.Fence) -> None:
     lo.f.emit("fence acq_rel")
 
 
+@lowers(ops.FenceAlias)
+def _fence_alias(lo: Lowering, op: ops.FenceAlias) -> None:
+    """Caches of a processor go by the storage, not by its address: only the compiler has to keep the order."""
+    lo.order_point()
+    lo.f.emit("fence acq_rel")
+    for token in op.results:
+        lo.define(token, None)
+
+
 @lowers(ops.LaunchWords)
 def _launch_words(lo: Lowering, op: ops.LaunchWords) -> None:
     t = op.result.type

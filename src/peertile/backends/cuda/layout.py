@@ -82,6 +82,10 @@ class LaunchLayout:
             1 <= words[k] <= _MAX_STRIDE for k in self.strides
         )
 
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """(slot, most) of each word that `fits` wants to be from 1 to `most`."""
+        return (*((k, _MAX_EXTENT) for k in self.extents), *((k, _MAX_STRIDE) for k in self.strides))
+
     def scratch_bytes(self, programs: int) -> int:
         """Bytes of global scratch that a launch of so many programs needs."""
         return self.scratch_per_program * programs

@@ -25,6 +25,7 @@ __all__ = [
     "cas_tile",
     "check",
     "fence",
+    "fence_alias",
     "load_elected",
     "load_tile",
     "rmw_tile",
@@ -146,6 +147,12 @@ def fence(scope: Scope, elected: bool) -> Function:
     body = _lines(*head, f"{'@first ' if elected else ''}{instruction}", "mov.b32 $0, 0;")
     who = "one thread" if elected else "every thread"
     return _asm(name, "", f"{who} orders what is before with what is after", body, "=r", "", "tl.int32", "return r")
+
+
+def fence_alias() -> Function:
+    """f(): what every thread did through one address of some memory comes before what it does through another."""
+    body = _lines("fence.proxy.alias;", "mov.b32 $0, 0;")
+    return _asm("_fence_alias", "", "between two addresses of some memory", body, "=r", "", "tl.int32", "return r")
 
 
 # ---------------------------------------------------------------- tiles of words: every element by one thread

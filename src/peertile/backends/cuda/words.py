@@ -107,6 +107,15 @@ def _fence(e: Emitter, op: ops.Fence) -> None:
     e.barrier()
 
 
+@lowers(ops.FenceAlias)
+def _fence_alias(e: Emitter, op: ops.FenceAlias) -> None:
+    """By every thread, for what it did itself; the barriers hand that on to the others on both sides."""
+    e.barrier()
+    e.w.line(e.call_ptx(ptx.fence_alias()))
+    e.barrier()
+    e.tokens(op.results)
+
+
 @lowers(ops.Suspend)
 def _suspend(e: Emitter, op: ops.Suspend) -> None:
     """Resident programs of a GPU always make progress: nothing to do."""

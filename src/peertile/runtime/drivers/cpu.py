@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from peertile.backends.cpu import jit
@@ -40,6 +40,7 @@ from peertile.runtime.driver import (
     LoadableBinary,
     MemoryStats,
     ModuleHandle,
+    PreparedLaunch,
     PrintSink,
     SegmentHandle,
     ShareHandle,
@@ -60,7 +61,6 @@ from peertile.runtime.drivers.cpu_handles import (
     operation,
 )
 from peertile.runtime.drivers.cpu_layout import (
-    ARGS,
     CACHE_LINE,
     DEVICE_BYTES,
     EXECUTOR_BYTES,
@@ -78,9 +78,9 @@ from peertile.runtime.drivers.cpu_library import Native, native
 from peertile.runtime.drivers.cpu_maps import is_mapped
 from peertile.runtime.drivers.cpu_memory import Heap, Segment, Segments, map_anonymous, physical_bytes
 from peertile.runtime.drivers.cpu_stream import (
-    ARGS_AT,
     INLINE_ARGS,
     Arenas,
+    CpuLaunch,
     CpuStream,
     Operation,
     PythonWork,
@@ -101,7 +101,7 @@ _PRINT_BYTES: Final = 1 << 20
 _print_header: Final = memoryview(struct.pack("<2q", _PRINT_BYTES, 0)).cast("q")
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
 _MODULE_WORDS: Final = 8
-_LAUNCH: Final = struct.Struct(f"<{ARGS}q")
+_COMPLETED: Final = int(S.COMPLETED)
 _SLICE: Final = HOST_WAIT_SLICE_NS
 _DONE, _SLICED, _FAULTED, _BUSY = (
     int(r) for r in (Result.DONE, Result.SLICE, Result.FAULTED, Result.BUSY)
@@ -122,7 +122,7 @@ class CpuDevice(DriverDevice):
         self.ordinal = ordinal
         self._name = f"cpu:{ordinal}"
         self._native: Native = native()
-        self._run_inline = self._native.run_inline
+        self._run_launch = self._native.run_launch
         self._heap = Heap(memory_limit, poison=poison, device=self._name)
         self._arenas = Arenas()
         self._lock = threading.Lock()  # protects the lists below
@@ -274,7 +274,7 @@ class CpuDevice(DriverDevice):
         own = as_own(stream, CpuStream, "stream")
         with own.lock:
             sequence = own.words[S.SUBMITTED]
-            name = own.pending[-1].name if own.pending and own.pending[-1].sequence == sequence else own.inline_name
+            name = own.pending[-1][2].name if own.pending and own.pending[-1][0] == sequence else own.inline_name
         return Ticket(own, sequence, name)
 
     def create_event(self) -> EventHandle:
@@ -327,6 +327,10 @@ class CpuDevice(DriverDevice):
     def query(self, ticket: Ticket) -> Status:
         self._enter()
         return _ran(ticket).query(ticket)
+
+    def completed(self, stream: StreamHandle) -> int:
+        assert isinstance(stream, CpuStream)
+        return stream.words[_COMPLETED]
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
         self._enter()
@@ -516,64 +520,68 @@ class CpuDevice(DriverDevice):
     def launch_sync(
         self, stream: StreamHandle, module: ModuleHandle, grid: Grid, args: bytes, options: LaunchOptions
     ) -> FaultRecord | None:
+        return self.run_prepared(stream, self.prepare_launch(module, grid, options), args)
+
+    def prepare_launch(self, module: ModuleHandle, grid: Grid, options: LaunchOptions) -> CpuLaunch:
+        self._enter()
+        kernel = as_own(module, CpuModule, "module")
+        n = self._programs(kernel, grid, options)
+        timeout = min(options.wait_timeout_ns, _MAX_NS)
+        header = pack(Kind.LAUNCH, (kernel.address, 0, options.abort_address, timeout, 0, n, 0, *grid))
+        return CpuLaunch(kernel, grid, options, header, n, n * kernel.stride if kernel.waits else 0)
+
+    def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
+        return Ticket(stream, self.launch_many(stream, ((prepared, args),))[0], prepared.options.name)
+
+    def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
+        self._enter()
+        queue = as_own(stream, CpuStream, "stream")
+        if queue.capture is None:
+            for launch, args in launches:
+                if type(launch) is not CpuLaunch or not launch.is_plain or len(args) > INLINE_ARGS:
+                    break
+            else:
+                return queue.enqueue_launches(launches)  # type: ignore[arg-type]
+        return [self.launch(stream, p.module, p.grid, args, p.options).sequence for p, args in launches]
+
+    def run_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> FaultRecord | None:
         # The one path whose cost counts in nanoseconds: it does what `launch` and `run_inline` do, without objects.
-        assert isinstance(stream, CpuStream) and isinstance(module, CpuModule)  # noqa: PT018
-        n0, n1, n2 = grid
-        n = n0 * n1 * n2
+        assert isinstance(stream, CpuStream) and isinstance(prepared, CpuLaunch)  # noqa: PT018
         if (
             stream.capture is None
-            and options.on_print is None
+            and prepared.is_plain
+            and prepared.programs
             and not callback_threads
             and not self._closed
             and not stream.closed
             and len(args) <= INLINE_ARGS
-            and n0 > 0 < n1
-            and n > 0
-            and (n <= module.limit or not (module.waits or options.cooperative))
             and stream.inline_lock.acquire(blocking=False)
         ):
             try:
                 slot = stream.inline_slot
                 arena = 0
-                if module.waits:
+                if prepared.arena_bytes:
                     with stream.lock:
-                        arena = stream.arena_for(n * module.stride)
-                _LAUNCH.pack_into(
-                    slot.data,
-                    0,
-                    0,
-                    0,
-                    1,
-                    0,
-                    module.address,
-                    slot.address + ARGS_AT,
-                    options.abort_address,
-                    options.wait_timeout_ns,
-                    0,
-                    n,
-                    arena,
-                    n0,
-                    n1,
-                    n2,
-                )
-                slot.data[ARGS_AT : ARGS_AT + len(args)] = args
-                stream.inline_name = options.name
-                result = self._run_inline(stream.address, slot.address, _SLICE)
+                        arena = stream.arena_for(prepared.arena_bytes)
+                stream.inline_name = prepared.name
+                stream.inline_nodes = None
+                result = self._run_launch(stream.address, slot.address, prepared.header, args, len(args), arena, _SLICE)
                 if result == _DONE:
                     return None
                 if result != _BUSY:
                     sequence = slot.words[C.SEQ]
                     if result == _SLICED:
                         stream.go_on(sequence)
-                    return self._finish(stream, sequence, options.name)
+                    return self._finish(stream, sequence, prepared.name)
             except BaseException:
-                stream.hand_over(options.name, module)
+                stream.hand_over(prepared.name, prepared.module)
                 raise
             finally:
                 stream.inline_lock.release()
+        options = prepared.options
         if stream.capture is not None:
             raise UsageError(f"{options.name}: expected a stream that runs, got one that is being captured")
-        ticket = self.launch(stream, module, grid, args, options, on_caller=True)
+        ticket = self.launch(stream, prepared.module, prepared.grid, args, options, on_caller=True)
         self.wait(ticket)
         return self._finish(stream, ticket.sequence, options.name)
 
@@ -646,13 +654,47 @@ class CpuDevice(DriverDevice):
             raise UsageError("graph: expected a live graph, got one that was destroyed")
         if queue.capture is not None:
             raise UsageError("launch_graph: expected a stream that runs, got one that is being captured")
-        header = pack(Kind.GRAPH, (own.table, len(own.nodes)))
-        op = Operation(name, header, b"", own, None, own.arena_bytes)
+        op = Operation(name, own.header, b"", own, None, own.arena_bytes)
         if on_caller and not own.python:
             ticket = queue.run_inline(op, own.nodes)
             if ticket is not None:
                 return ticket
         return queue.enqueue(op, own.nodes)
+
+    def run_graph(self, stream: StreamHandle, graph: GraphExecHandle, *, name: str = "graph") -> FaultRecord | None:
+        # To launch_graph what run_prepared is to launch: a replay of short kernels costs no more than they do.
+        if (
+            type(stream) is CpuStream
+            and type(graph) is CpuGraphExec
+            and graph.nodes is not None
+            and not graph.python
+            and stream.capture is None
+            and not callback_threads
+            and not self._closed
+            and not stream.closed
+            and stream.inline_lock.acquire(blocking=False)
+        ):
+            try:
+                slot = stream.inline_slot
+                arena = 0
+                if graph.arena_bytes:
+                    with stream.lock:
+                        arena = stream.arena_for(graph.arena_bytes)
+                stream.inline_name, stream.inline_nodes = name, graph.nodes
+                result = self._native.run_graph(stream.address, slot.address, graph.table, graph.count, arena, _SLICE)
+                if result == _DONE:
+                    return None
+                if result != _BUSY:
+                    sequence = slot.words[C.SEQ]
+                    if result == _SLICED:
+                        stream.go_on(sequence)
+                    return self._finish(stream, sequence, name)
+            except BaseException:
+                stream.hand_over(name, graph, graph.nodes)
+                raise
+            finally:
+                stream.inline_lock.release()
+        return super().run_graph(stream, graph, name=name)
 
 
 def _ran(ticket: Ticket) -> CpuStream:

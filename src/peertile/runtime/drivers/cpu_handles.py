@@ -49,7 +49,7 @@ class CpuGraph(GraphHandle):
 class CpuGraphExec(GraphExecHandle):
     """Operations written out in native memory, and the table of their addresses."""
 
-    __slots__ = ("arena_bytes", "memory", "nodes", "python", "table")
+    __slots__ = ("arena_bytes", "count", "header", "memory", "nodes", "python", "table")
 
     def __init__(self, nodes: tuple[Operation, ...]) -> None:
         self.nodes: tuple[Operation, ...] | None = nodes
@@ -69,6 +69,8 @@ class CpuGraphExec(GraphExecHandle):
             words[k] = at
             at += size
         self.memory: object = memory
+        self.count = len(nodes)
+        self.header = pack(Kind.GRAPH, (self.table, self.count))
 
 
 _T = TypeVar("_T")

@@ -23,6 +23,7 @@ __all__ = ["Native", "native"]
 
 _P: Final = ctypes.c_void_p
 _I: Final = ctypes.c_int64
+_S: Final = ctypes.c_char_p  # the bytes of a bytes object
 _DIGEST: Final = 32  # bytes of sha256
 
 
@@ -50,8 +51,11 @@ class Native:
         self.stop_workers = held("stop_workers", None, _P)
         self.stream_loop = free("stream_loop", _I, _P, _I)
         self.run_inline = free("run_inline", _I, _P, _P, _I)
+        self.run_launch = free("run_launch", _I, _P, _P, _S, _S, _I, _I, _I)
+        self.run_graph = free("run_graph", _I, _P, _P, _P, _I, _I, _I)
         self.host_wait = free("host_wait", _I, _P, _I, _I, _I)
         self.submit = held("submit", _I, _P, _P)
+        self.submit_launch = held("submit_launch", _I, _P, _P, _S, _S, _I, _I)
         self.wake_stream = held("wake_stream", None, _P)
         self.take_fault = held("take_fault", _I, _P)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from peertile.runtime.driver import FaultKind
 from peertile.runtime.drivers.cpu_emit import Function, Module, Value
-from peertile.runtime.drivers.cpu_layout import HISTORY, C, Context, Dev, Exec, Fault, Job, Kind, Mod, Result, S
+from peertile.runtime.drivers.cpu_layout import ARGS, HISTORY, C, Context, Dev, Exec, Fault, Job, Kind, Mod, Result, S
 from peertile.runtime.drivers.cpu_native_polling import FOREVER, YIELDS, awake
 
 __all__ = ["emit_streams"]
@@ -17,6 +17,7 @@ __all__ = ["emit_streams"]
 _TAIL_YIELDS: Final = 4000  # yields before a sleep where a helper ends its last chunk: work known to be running
 _DIRECT_NS: Final = 5_000  # a grid worth less is run by its caller alone
 _WAKE_NS: Final = 50_000  # a grid worth less is not worth waking a worker (25-55 us)
+_SPINS_BETWEEN: Final = 5  # times Dev.SPINS: some 8 us on a machine of its own, 1 us where ranks share the cores
 _SLICED_NS: Final = 5_000_000  # a grid worth more is run in chunks, with a look at the deadline between
 
 # Phases of an operation, kept in S.PHASE.
@@ -45,7 +46,11 @@ def emit_streams(m: Module) -> None:
         _lock_gate,
         _next_seq,
         _submit,
+        _write_launch,
+        _submit_launch,
         _run_inline,
+        _run_launch,
+        _run_graph,
         _host_wait,
         _stream_loop,
         _take_fault,
@@ -441,6 +446,32 @@ def _submit(m: Module) -> None:
     f.ret(seq)
 
 
+def _write_launch(m: Module) -> None:
+    """Make the slot `c` a launch: what was prepared, with this block of arguments and these frames."""
+    f = m.define("write_launch", "void", "ptr c, ptr header, ptr args, i64 nbytes, i64 arena")
+    c, args_at = f["c"], f.at(f["c"], ARGS)
+    f.copy_bytes(c, f["header"], f.value(8 * ARGS))
+    f.copy_bytes(args_at, f["args"], f["nbytes"])
+    f.store(c, C.ARGS, args_at)
+    f.store(c, C.ARENA, f["arena"])
+    f.ret()
+
+
+def _submit_launch(m: Module) -> None:
+    f = m.define("submit_launch", "i64", "ptr s, ptr c, ptr header, ptr args, i64 nbytes, i64 arena", exported=True)
+    f.call("write_launch", f["c"], f["header"], f["args"], f["nbytes"], f["arena"])
+    f.ret(f.call("submit", f["s"], f["c"]))
+
+
+def _run_launch(m: Module) -> None:
+    """As run_inline, of what was prepared. The slot is the caller's alone, also after BUSY."""
+    f = m.define(
+        "run_launch", "i64", "ptr s, ptr c, ptr header, ptr args, i64 nbytes, i64 arena, i64 slice", exported=True
+    )
+    f.call("write_launch", f["c"], f["header"], f["args"], f["nbytes"], f["arena"])
+    f.ret(f.call("run_inline", f["s"], f["c"], f["slice"]))
+
+
 def _run_inline(m: Module) -> None:
     """Run an operation here and now if the stream is idle. After SLICE, host_wait goes on with it."""
     f = m.define("run_inline", "i64", "ptr s, ptr c, i64 slice", exported=True)
@@ -473,6 +504,18 @@ def _run_inline(m: Module) -> None:
     f.ret(failed.eq(seq).select(Result.FAULTED, skipped.select(Result.SKIPPED, Result.DONE)))
 
 
+def _run_graph(m: Module) -> None:
+    """As run_inline, of the `n` operations that a table names; none of them has work for Python."""
+    f = m.define("run_graph", "i64", "ptr s, ptr c, ptr table, i64 n, i64 arena, i64 slice", exported=True)
+    c = f["c"]
+    f.store(c, C.KIND, Kind.GRAPH)
+    f.store(c, C.FLAGS, 0)
+    f.store(c, C.A, f["table"])
+    f.store(c, C.B, f["n"])
+    f.store(c, C.ARENA, f["arena"])
+    f.ret(f.call("run_inline", f["s"], c, f["slice"]))
+
+
 def _host_wait(m: Module) -> None:
     """Wait until `seq` is complete, at most for `slice`; run the stream meanwhile if nobody else does."""
     f = m.define("host_wait", "i64", "ptr s, i64 seq, i64 slice, i64 help", exported=True)
@@ -496,6 +539,8 @@ def _stream_loop(m: Module) -> None:
     f = m.define("stream_loop", "i64", "ptr s, i64 held", exported=True)
     s = f["s"]
     held = f.var("i64", f["held"])
+    # Longer than it takes Python to enqueue the next operation: waking a sleeper costs as much as enqueueing.
+    spins = f.load(f.load(s, S.DEVICE, "ptr"), Dev.SPINS) * _SPINS_BETWEEN
     with f.loop():
         seen = f.load(s, S.WAKE, "i32", "seq_cst")
         got = f.var("i64", held)
@@ -514,10 +559,10 @@ def _stream_loop(m: Module) -> None:
         with f.loop():
             f.stop_if(f.load(s, S.WAKE, "i32", "seq_cst").ne(seen))
             idle.add(1)
-            with f.if_(idle.v <= 100) as spin:
+            with f.if_(idle.v <= spins) as spin:
                 f.call("pause")
             with spin.otherwise():
-                with f.if_(idle.v <= 110) as polite:
+                with f.if_(idle.v <= spins + 10) as polite:
                     f.call("sched_yield")
                 with polite.otherwise():
                     f.store(s, S.SLEEPING, 1, "i32", "seq_cst")

@@ -10,7 +10,7 @@ import ctypes
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,10 @@ from peertile.runtime.driver import (
     HOST_WAIT_SLICE_NS,
     FaultKind,
     FaultRecord,
+    Grid,
+    LaunchOptions,
+    ModuleHandle,
+    PreparedLaunch,
     Status,
     StreamHandle,
     Ticket,
@@ -40,13 +44,15 @@ from peertile.runtime.drivers.cpu_layout import (
 from peertile.runtime.drivers.cpu_library import Native
 from peertile.runtime.drivers.cpu_memory import map_anonymous, unmap
 
-__all__ = ["Arenas", "CpuStream", "Operation", "PythonWork", "pack", "words_at"]
+__all__ = ["Arenas", "CpuLaunch", "CpuStream", "Operation", "PythonWork", "pack", "words_at"]
 
 HEADER: Final = struct.Struct(f"<{ARGS}q")
 COMMAND_BYTES: Final = COMMAND_WORDS * 8
 ARGS_AT: Final = ARGS * 8
 INLINE_ARGS: Final = COMMAND_BYTES - ARGS_AT
 _SLAB: Final = 64  # operation slots made at a time
+_PRUNE_AT: Final = 32  # launches hold nothing but their module: letting go of what is over need not be at once
+_COMPLETED, _FAILED = int(S.COMPLETED), int(S.FAILED)  # indexing with a member of an enumeration costs twice as much
 
 
 def words_at(address: int, nbytes: int) -> memoryview:
@@ -91,12 +97,37 @@ class Operation(NamedTuple):
     arena_bytes: int
 
 
-class _Pending(NamedTuple):
-    sequence: int
-    slot: Slot
+class CpuLaunch(PreparedLaunch):
+    """A prepared launch. `header` is an operation's, without what differs: the block of arguments and the frames.
+
+    It is also what is kept of such a launch until it is over, as an `Operation` is of others.
+    """
+
+    __slots__ = ("arena_bytes", "header", "is_plain", "name", "programs")
+
+    def __init__(
+        self, module: ModuleHandle, grid: Grid, options: LaunchOptions, header: bytes, programs: int, arena_bytes: int
+    ) -> None:
+        super().__init__(module, grid, options)
+        self.name = options.name
+        self.header = header
+        self.programs = programs
+        self.arena_bytes = arena_bytes
+        self.is_plain = options.on_print is None  # else Python empties a buffer behind every launch
+
+
+class Entry(NamedTuple):
+    """What is kept of an enqueued operation. `held` are objects that must outlive it: its own and a large block of
+    arguments; `nodes` those of a graph."""
+
     name: str
-    keep: Any
-    python: PythonWork | tuple[Operation, ...] | None  # a tuple: the nodes of a graph
+    held: Any
+    python: PythonWork | None
+    nodes: tuple[Operation, ...] | None
+
+
+_Pending = tuple[int, Slot, Entry | CpuLaunch]
+"""(sequence, slot, what is kept). A bare tuple, as one is made for each launch."""
 
 
 class _Span:
@@ -218,13 +249,16 @@ class CpuStream(StreamHandle):
     def _prune(self) -> None:
         """Let go of what is over. Its slot is free once the operation behind it is over, too: until then the
         runner may still look at its `next`."""
-        completed = self.words[S.COMPLETED]
-        self.note_fault()
+        completed = self.words[_COMPLETED]
+        if self.words[_FAILED]:
+            self.note_fault()
         pending = self.pending
-        while len(pending) > 1 and pending[1].sequence <= completed:
-            self.slots.append(pending.popleft().slot)
-        if pending and pending[0].sequence <= completed:
-            pending[0] = pending[0]._replace(keep=None, python=None)
+        while len(pending) > 1 and pending[1][0] <= completed:
+            self.slots.append(pending.popleft()[1])
+        if pending and pending[0][0] <= completed:
+            sequence, slot, entry = pending[0]
+            if type(entry) is Entry:
+                pending[0] = sequence, slot, Entry(entry.name, None, None, None)
 
     def settle(self) -> None:
         """Let go of what is over."""
@@ -273,8 +307,26 @@ class CpuStream(StreamHandle):
             if self.thread is None:
                 self._start()
             sequence = self.native.submit(self.address, slot.address)
-            self.pending.append(_Pending(sequence, slot, op.name, keep, op.python if nodes is None else nodes))
+            self.pending.append((sequence, slot, Entry(op.name, keep, op.python, nodes)))
         return Ticket(self, sequence, op.name)
+
+    def enqueue_launches(self, launches: Sequence[tuple[CpuLaunch, bytes]]) -> Sequence[int]:
+        """Enqueue launches whose blocks of arguments fit a slot. The stream is not being captured."""
+        submit, address, pending, slots = self.native.submit_launch, self.address, self.pending, self.slots
+        with self.lock:
+            if self.closed or self.thread is None:
+                self._usable()
+                self._start()
+            if len(pending) >= _PRUNE_AT:
+                self._prune()
+            sequences = []
+            for launch, args in launches:
+                slot = slots.popleft() if slots else self._fresh_slot()
+                arena = self.arena_for(launch.arena_bytes) if launch.arena_bytes else 0
+                sequence = submit(address, slot.address, launch.header, args, len(args), arena)
+                pending.append((sequence, slot, launch))
+                sequences.append(sequence)
+        return sequences
 
     def run_inline(self, op: Operation, nodes: tuple[Operation, ...] | None = None) -> Ticket | None:
         """Run an operation on this thread if the stream is idle: its finished ticket, or None if it is not."""
@@ -318,7 +370,7 @@ class CpuStream(StreamHandle):
                 return
             self.inline_slot = self._fresh_slot()
             # The stream was idle, so nothing is pending before this operation; something may be behind it.
-            self.pending.appendleft(_Pending(slot.words[C.SEQ], slot, name, keep, nodes))
+            self.pending.appendleft((slot.words[C.SEQ], slot, Entry(name, keep, None, nodes)))
             if self.thread is None:
                 self._start()
             self.native.wake_stream(self.address)
@@ -359,10 +411,9 @@ class CpuStream(StreamHandle):
         """What Python is asked to do for the operation at hand."""
         current = words_at(self.words[S.CURRENT], COMMAND_BYTES)
         with self.lock:
-            entry = next(p for p in self.pending if p.sequence == current[C.SEQ])
-        work = entry.python
-        if isinstance(work, tuple):
-            work = work[self.words[S.NODE]].python
+            entry = next(kept for sequence, _, kept in self.pending if sequence == current[C.SEQ])
+        assert type(entry) is Entry  # a launch of CpuLaunch has no work in Python
+        work = entry.python if entry.nodes is None else entry.nodes[self.words[S.NODE]].python
         assert work is not None
         return work
 
@@ -377,9 +428,9 @@ class CpuStream(StreamHandle):
 
     def query(self, ticket: Ticket) -> Status:
         sequence = ticket.sequence
-        if sequence > self.words[S.COMPLETED]:
+        if sequence > self.words[_COMPLETED]:
             return Status.PENDING
-        if not self.spans and not self.words[S.FAILED]:
+        if not self.spans and not self.words[_FAILED]:
             return Status.DONE
         with self.lock:
             span = self._span(sequence)
@@ -421,11 +472,17 @@ class CpuStream(StreamHandle):
         return record
 
     def _record(self, sequence: int) -> FaultRecord:
-        entry = next((p for p in self.pending if p.sequence == sequence), None)
-        name, nodes = (self.inline_name, self.inline_nodes) if entry is None else (entry.name, entry.python)
+        entry = next((kept for number, _, kept in self.pending if number == sequence), None)
+        nodes: tuple[Operation, ...] | None = None
+        if entry is None:
+            name, nodes = self.inline_name, self.inline_nodes
+        else:
+            name = entry.name
+            if type(entry) is Entry:
+                nodes = entry.nodes
         words = self.words[S.FAULT : S.FAULT + 16]
         node = words[Fault.NODE]
-        if isinstance(nodes, tuple):
+        if nodes is not None:
             name = f"{nodes[node].name} (node {node} of {name})"
         kind = FaultKind(words[Fault.KIND])
         record = FaultRecord(

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from peertile.backends.cuda.binary import CudaBinary
@@ -44,6 +44,7 @@ from peertile.runtime.driver import (
     LoadableBinary,
     MemoryStats,
     ModuleHandle,
+    PreparedLaunch,
     SegmentHandle,
     ShareHandle,
     ShareKind,
@@ -58,7 +59,6 @@ from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
 from peertile.runtime.drivers.cuda_memory import Heap, Pinned, SideStream
 from peertile.runtime.drivers.cuda_ops import (
     MAX_NS,
-    MAX_PROGRAMS,
     CallBack,
     CopyIn,
     CopyOut,
@@ -75,22 +75,22 @@ from peertile.runtime.drivers.cuda_ops import (
     WaitWord,
     WriteValue,
 )
+from peertile.runtime.drivers.cuda_peers import HostPages
+from peertile.runtime.drivers.cuda_native import Native, Plan, native
 from peertile.runtime.drivers.cuda_probe import capabilities_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
-from peertile.runtime.drivers.cuda_stream import CudaStream, Op, Prepared
+from peertile.runtime.drivers.cuda_stream import MAX_PROGRAMS, CudaLaunch, CudaStream, Op
 
 __all__ = ["CudaDevice", "CudaDriver"]
 
 _CHUNK: Final = 64 << 20  # longest piece that is staged at once
 _SPIN_NS: Final = 100_000
-_SYNC_SPINS: Final = 200
-_PREPARED: Final = 4096
 _HEALTH_NS: Final = 2_000_000
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _segments: Final = Segments()
+_pages: Final = HostPages()
 _devices: Final[weakref.WeakSet[CudaDevice]] = weakref.WeakSet()
 _numbers: Final = itertools.count(1)
 
@@ -136,11 +136,12 @@ class CudaDevice(DriverDevice):
         self._closed = False
         self._lock = threading.Lock()  # protects the lists of streams and host pages
         self._streams: list[CudaStream] = []
-        self._pages: dict[int, int] = {}  # registered page of the host -> its address on the device
+        self._words: dict[int, int] = {}  # abort word of the host -> its address on the device
+        self._sharers = 1  # ranks of this process on this GPU: programs that wait have to fit beside theirs
         self._events: deque[Any] = deque()
         self._capture_lock = threading.Lock()  # held while a graph is made on `_capture`
         self._health_ns = 0
-        self._prepared: dict[int, Prepared] = {}  # by identity of the options, which it keeps alive
+        self._native: Native = native()
         self._reserved = 0
         self.handle = api.device(ordinal)
         self.context = api.retain_context(self.handle)
@@ -181,6 +182,10 @@ class CudaDevice(DriverDevice):
                 if all(api.can_access_peer(*pair) for pair in both):
                     self.heap.grant(other.handle)
                     other.heap.grant(self.handle)
+
+    @property
+    def identity(self) -> str:
+        return f"cuda:{self.api.device_uuid(self.handle).hex()}"
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -283,8 +288,7 @@ class CudaDevice(DriverDevice):
                 self._closed = True
                 for own in (self.side.cu, self._capture):
                     api.destroy_stream(own)
-                for page in self._pages:
-                    api.unregister_host(page)
+                _pages.leave(self)
                 self.pinned.release()
                 self.heap.release()
             self.api.release_context(self.handle)
@@ -346,6 +350,13 @@ class CudaDevice(DriverDevice):
         with _Using(self):
             segment = _segments.create(self, nbytes, kind)
             return segment, segment.address
+
+    def create_shared(self, nbytes: int, kind: ShareKind) -> tuple[SegmentHandle, int]:
+        return self.create_segment(nbytes, kind)
+
+    def enter_group(self, abort_address: int, sharers: int) -> None:
+        self._word_address(abort_address)
+        self._sharers = max(sharers, self._sharers)
 
     def export_segment(self, segment: SegmentHandle) -> ShareHandle:
         with _Using(self):
@@ -575,24 +586,11 @@ class CudaDevice(DriverDevice):
 
     def _word_address(self, address: int) -> int:
         """Where the device sees a word that may be in shared memory of the host, which is then registered."""
-        page = address & -_PAGE
-        known = self._pages.get(page)
-        if known is not None:
-            return known + address - page
-        with _Using(self) as api, self._lock:
-            if api.pointer_kind(address) is not PointerKind.PAGEABLE:
-                return address
-            try:
-                api.register_host(page, _PAGE)
-            except CudaError as error:
-                if error.sticky:
-                    raise
-                raise UnsupportedError(
-                    f"abort word: expected an address that {self.name} can read, got {address:#x} in memory of the "
-                    f"host that cannot be pinned ({error})"
-                ) from error
-            self._pages[page] = api.host_device_pointer(page)
-            return self._pages[page] + address - page
+        known = self._words.get(address)
+        if known is None:
+            with _Using(self):
+                known = self._words[address] = _pages.take(self, address)
+        return known
 
     def callback(self, stream: StreamHandle, function: Callable[[], None], *, name: str = "callback") -> Ticket:
         return self._submit(stream, CallBack(name, function))
@@ -645,7 +643,7 @@ class CudaDevice(DriverDevice):
 
     def max_resident(self, module: ModuleHandle) -> int:
         self._outside_callbacks()
-        return as_own(module, CudaModule, "module").limit
+        return as_own(module, CudaModule, "module").limit // self._sharers
 
     # ----------------------------------------------------------------------------------------------- launches
 
@@ -670,10 +668,12 @@ class CudaDevice(DriverDevice):
         return Launch(kernel, grid, programs, args, options, abort)
 
     def _check_waiting(self, kernel: CudaModule, programs: int, options: LaunchOptions) -> None:
-        if programs > kernel.limit:
+        limit = kernel.limit // self._sharers
+        if programs > limit:
+            among = "" if self._sharers == 1 else f" for each of the {self._sharers} ranks of this process on it"
             raise LaunchError(
                 f"{options.name}: its {programs} programs wait for each other and must be resident at once, "
-                f"{self.name} holds {kernel.limit} of them; use a grid of at most {kernel.limit} programs"
+                f"{self.name} holds {limit} of them{among}; use a grid of at most {limit} programs"
             )
         if self._launch_blocking:
             raise LaunchError(
@@ -691,52 +691,87 @@ class CudaDevice(DriverDevice):
         *,
         on_caller: bool = False,
     ) -> Ticket:
-        if type(stream) is CudaStream and type(module) is CudaModule:
-            ticket = self._launch_simply(stream, module, grid, args, options, awaited=on_caller)
-            if ticket is not None:
-                return ticket
         return self._submit(stream, self._launch_op(module, grid, args, options), awaited=on_caller)
-
-    def _launch_simply(
-        self, stream: CudaStream, module: CudaModule, grid: Grid, args: bytes, options: LaunchOptions, *, awaited: bool
-    ) -> Ticket | None:
-        """The short way of a launch, which costs half as much; None where it cannot be taken."""
-        prepared = self._prepared.get(id(options))
-        if prepared is None or prepared.options is not options:
-            prepared = self._prepare(options)
-        if not prepared.plain or self.lost is not None or self._closed or self.api.host_threads:
-            return None
-        if module.waits and self._launch_blocking:
-            return None
-        try:
-            return stream.launch(module, grid, args, prepared, awaited=awaited)
-        except CudaError as error:
-            raise self.failed_call(error) from error
-
-    def _prepare(self, options: LaunchOptions) -> Prepared:
-        if len(self._prepared) >= _PREPARED:  # options are made once for a kernel: something makes them anew
-            self._prepared.clear()
-        abort = self._word_address(options.abort_address) if options.abort_address else self.zero_word
-        prepared = Prepared(options, abort, min(options.wait_timeout_ns, MAX_NS))
-        self._prepared[id(options)] = prepared
-        return prepared
 
     def launch_sync(
         self, stream: StreamHandle, module: ModuleHandle, grid: Grid, args: bytes, options: LaunchOptions
     ) -> FaultRecord | None:
+        return self.run_prepared(stream, self.prepare_launch(module, grid, options), args)
+
+    def prepare_launch(self, module: ModuleHandle, grid: Grid, options: LaunchOptions) -> CudaLaunch:
+        kernel = as_own(module, CudaModule, "module")
+        if kernel.function is None:
+            raise UsageError(f"{options.name}: expected a loaded module, got one that was unloaded")
+        abort = self._word_address(options.abort_address) if options.abort_address else self.zero_word
+        resident = kernel.limit // self._sharers
+        return CudaLaunch(kernel, grid, options, abort, min(options.wait_timeout_ns, MAX_NS), resident)
+
+    def _natively(self, stream: StreamHandle, launch: PreparedLaunch) -> bool:
+        """Whether native code may be asked to launch; where not, the long way does it or says what is wrong."""
+        if type(stream) is not CudaStream or type(launch) is not CudaLaunch or not launch.plain:
+            return False
+        if self.lost is not None or self._closed or self.api.host_threads:
+            return False
+        return not (self._launch_blocking and launch.words[Plan.WAITS])
+
+    def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
+        if self._natively(stream, prepared):
+            assert isinstance(stream, CudaStream) and isinstance(prepared, CudaLaunch)  # noqa: PT018
+            try:
+                sequence = stream.launch(prepared, args, self._native.launch, 0)
+            except CudaError as error:
+                raise self.failed_call(error) from error
+            if sequence:
+                return Ticket(stream, sequence, prepared.name)
+        return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
+
+    def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
+        numbers: list[int] = []
+        while len(numbers) < len(launches):
+            rest: Any = launches[len(numbers) :] if numbers else launches
+            made = 0
+            if all(self._natively(stream, p) and len(args) == p.n_bytes for p, args in rest):
+                assert isinstance(stream, CudaStream)
+                with stream.lock:
+                    try:
+                        made = stream.launch_chain(rest, self._native.chain)
+                    except CudaError as error:
+                        raise self.failed_call(error) from error
+                    numbers += range(stream.submitted - made + 1, stream.submitted + 1)
+            if made < len(rest):  # the next one takes the long way, which makes room for those behind it
+                launch, args = rest[made]
+                ticket = self.launch(stream, launch.module, launch.grid, args, launch.options)
+                numbers.append(ticket.sequence)
+        return numbers
+
+    def run_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> FaultRecord | None:
         own = as_own(stream, CudaStream, "stream")
         if own.capture is not None:
-            raise UsageError(f"{options.name}: expected a stream that runs, got one that is being captured")
-        ticket = self.launch(stream, module, grid, args, options, on_caller=True)
-        word, sequence = own.word, ticket.sequence
-        for _ in range(_SYNC_SPINS):
-            if word[0] >= sequence and own.done(sequence) and not own.spans:
+            raise UsageError(f"{prepared.options.name}: expected a stream that runs, got one that is being captured")
+        sequence = 0
+        if self._natively(stream, prepared):
+            assert isinstance(prepared, CudaLaunch)
+            try:
+                sequence = own.launch(prepared, args, self._native.run, _SPIN_NS)
+            except CudaError as error:
+                raise self.failed_call(error) from error
+        if sequence:
+            if own.done(sequence) and not own.spans:
                 return None
+            ticket = Ticket(own, sequence, prepared.options.name)
+        else:
+            ticket = self.launch(
+                stream, prepared.module, prepared.grid, args, prepared.options, on_caller=True
+            )
         if self.wait(ticket) is Status.DONE:
             return None
         record = own.fault(ticket.sequence, ticket.name)
         own.take_fault()
         return record
+
+    def completed(self, stream: StreamHandle) -> int:
+        assert isinstance(stream, CudaStream)
+        return stream.settled
 
     # ------------------------------------------------------------------------------------------------- graphs
 

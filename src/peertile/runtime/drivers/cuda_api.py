@@ -103,6 +103,7 @@ class CudaApi:
         self._launch_host.restype = ctypes.c_int
         self._pointer_attribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
         self._pointer_attribute.restype = ctypes.c_int
+        self._library = library
         self._in_pool = int(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
         self.host_threads: set[int] = set()
         """Threads that are inside a host function now: no driver call is allowed on them."""
@@ -487,6 +488,18 @@ class CudaApi:
             result = self._d.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, params, 0)
         if result[0] != 0:
             raise self._error("cuLaunchKernel", result[0])
+
+    def entries(self) -> tuple[int, int, int, int]:
+        """Addresses of the functions that native code calls for a launch: cuLaunchKernel, cuLaunchCooperativeKernel,
+        cuStreamWriteValue64 and cuCtxGetCurrent."""
+        names = ("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuStreamWriteValue64_v2", "cuCtxGetCurrent")
+        launch, together, write, current = (ctypes.cast(getattr(self._library, n), ctypes.c_void_p).value for n in names)
+        assert launch and together and write and current
+        return launch, together, write, current
+
+    def refused(self, code: int) -> CudaError:
+        """The error of a launch that native code made."""
+        return self._error("cuLaunchKernel", self._d.CUresult(code))
 
     # ---------------------------------------------------------------------------------------- graphs
 

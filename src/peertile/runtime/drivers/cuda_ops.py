@@ -13,7 +13,7 @@ from peertile.memory_model import Cmp
 from peertile.runtime.driver import EventHandle, FaultKind, FaultRecord, Grid, LaunchOptions, ModuleHandle
 from peertile.runtime.drivers.cuda_api import CudaError
 from peertile.runtime.drivers.cuda_ptx import FILL_THREADS
-from peertile.runtime.drivers.cuda_stream import HIDDEN, CudaStream, Op, Target
+from peertile.runtime.drivers.cuda_stream import HIDDEN, MAX_PROGRAMS, CudaStream, Op, Target
 
 if TYPE_CHECKING:
     from peertile.backends.cuda.layout import LaunchLayout
@@ -40,7 +40,6 @@ __all__ = [
 ]  # fmt: skip
 
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
-MAX_PROGRAMS: Final = (1 << 31) - 1
 MAX_NS: Final = 1 << 61  # as good as for ever, and no sum with the clock overflows
 
 
@@ -390,7 +389,7 @@ class CudaModule(ModuleHandle):
     """A loaded kernel and the facts of its launches."""
 
     __slots__ = (
-        "function", "layout", "limit", "module", "most", "n_bytes", "name", "scratch", "shared", "threads", "waits",
+        "function", "layout", "limit", "module", "n_bytes", "name", "scratch", "shared", "threads", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -407,8 +406,6 @@ class CudaModule(ModuleHandle):
         self.scratch = layout.scratch_per_program
         self.waits = waits
         self.limit = limit
-        # Of programs, for the short way of a launch; 0 where it cannot be taken.
-        self.most = 0 if layout.extents or self.scratch else limit if waits else MAX_PROGRAMS
 
 
 class Launch(Op):

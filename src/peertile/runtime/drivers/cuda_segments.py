@@ -140,10 +140,12 @@ class Segments:
             segment = CudaSegment(nbytes, size, share.kind, own=False)
             segment.devices.append(device)
             segment.key, segment.blob = key, blob
-            if share.kind in _SIZED:
-                segment.handle = device.api.import_memory(share.fds[0] if share.fds else blob, share.kind)
-            if share.fds:  # the imported handle keeps the memory, the descriptor is not needed any more
-                os.close(share.fds[0])
+            try:
+                if share.kind in _SIZED:
+                    segment.handle = device.api.import_memory(share.fds[0] if share.fds else blob, share.kind)
+            finally:
+                if share.fds:  # the imported handle keeps the memory, the descriptor is not needed any more
+                    os.close(share.fds[0])
             self._live[key] = segment
             return segment
 
@@ -180,7 +182,9 @@ class Segments:
                 raise
             segment.address = address
         if segment.kind in _SIZED and segment.granted < len(segment.devices):
-            api.set_access(segment.address, segment.size, [d.handle for d in segment.devices])
+            # Two ranks on one GPU have a device object each.
+            handles = {int(d.handle): d.handle for d in segment.devices}
+            api.set_access(segment.address, segment.size, list(handles.values()))
             segment.granted = len(segment.devices)
 
     def unmap(self, segment: CudaSegment) -> None:

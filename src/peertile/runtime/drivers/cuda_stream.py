@@ -5,6 +5,9 @@ value writes) store it. A marker follows every operation but kernel launches, wh
 other operation, with the 32nd launch, before anything that may block, or when somebody asks. So a chain of launches
 costs one marker for 32, and a wait for a launch never waits for an operation behind it that may block.
 
+Launches without output are made by native code (`cuda_native.py`), which shares the words of the stream's *lane*, and
+are kept track of in runs, not one by one.
+
 Failing. The host sees a fault when it sees that the operation has run. Operations enqueued after that are not run.
 Those that were enqueued before *may have run* on the GPU, which no flag can stop: they are reported SKIPPED all the
 same, and what they wrote counts as undefined. Host callbacks and copies into pageable memory are really skipped.
@@ -20,7 +23,7 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from peertile.errors import DeviceFault, InternalError, PeertileError, UsageError
@@ -30,6 +33,7 @@ from peertile.runtime.driver import (
     FaultRecord,
     Grid,
     LaunchOptions,
+    PreparedLaunch,
     PrintSink,
     Status,
     StreamHandle,
@@ -38,18 +42,24 @@ from peertile.runtime.driver import (
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
 from peertile.runtime.drivers.cuda_memory import words_at
+from peertile.runtime.drivers.cuda_native import FAILED, LONG_WAY, Lane, Plan
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
 
-__all__ = ["BLOCK_SLOTS", "FAULT_WORDS", "Block", "CudaStream", "HostWork", "Op", "Params", "Slot", "Target", "state"]
+__all__ = [
+    "BLOCK_SLOTS", "FAULT_WORDS", "MAX_PROGRAMS", "Block", "CudaLaunch", "CudaStream", "HostWork", "Op", "Params",
+    "Slot", "Target", "state",
+]  # fmt: skip
 
 DEPTH: Final = 256
 MARK_EVERY: Final = 32
-BLOCK_SLOTS: Final = 64
+BLOCK_SLOTS: Final = 256
 FAULT_WORDS: Final = 16
 LAUNCH_BYTES: Final = 64
 MAX_PARAMS: Final = 4096
+MAX_PROGRAMS: Final = (1 << 31) - 1
+_ISSUED, _MARKED, _USED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED)
 HIDDEN: Final = struct.Struct("<10Q")
 """The words after the argument block, see backends/cuda/layout.py."""
 PRINT_BYTES: Final = (1 << 20) - PRINT_HEADER_BYTES
@@ -62,11 +72,11 @@ driver call or a user's function, so that host functions can take it."""
 class Params:
     """Memory for the parameters of one launch, all of 8 bytes, and the array of pointers to them."""
 
-    __slots__ = ("address", "data", "keep")
+    __slots__ = ("address", "data", "data_address", "keep")
 
     def __init__(self) -> None:
         values = (ctypes.c_uint64 * MAX_PARAMS)()
-        base = ctypes.addressof(values)
+        base = self.data_address = ctypes.addressof(values)
         pointers = (ctypes.c_uint64 * MAX_PARAMS)(*range(base, base + 8 * MAX_PARAMS, 8))
         self.data = memoryview(values).cast("B")
         self.address = ctypes.addressof(pointers)
@@ -229,29 +239,67 @@ class _Broken(Op):
         return FaultRecord(FaultKind.DEVICE, self.name, sequence, error=issued)
 
 
-class Prepared(Op):
-    """What is the same for every launch with the same options, made once. Issued: the launch's slot."""
+class CudaLaunch(PreparedLaunch):
+    """A kernel over a grid with its options, and the words of its plan. `plain`: native code may launch it."""
 
-    __slots__ = ("abort", "options", "plain", "timeout_ns")
+    __slots__ = ("address", "n_bytes", "name", "plain", "words")
 
-    launches = True
+    def __init__(
+        self, module: Any, grid: Grid, options: LaunchOptions, abort: int, timeout_ns: int, resident: int
+    ) -> None:
+        """`resident`: most programs that can be resident at once."""
+        super().__init__(module, grid, options)
+        self.name = options.name
+        self.n_bytes: int = module.n_bytes
+        n0, n1, n2 = grid
+        programs = n0 * n1 * n2
+        waits = module.waits
+        most = resident if waits or options.cooperative else MAX_PROGRAMS
+        self.plain = options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most
+        checks = [word for pair in module.layout.bounds() for word in pair]
+        self.words = words = (ctypes.c_int64 * (Plan.CHECKS + len(checks)))()
+        values = {
+            Plan.FUNCTION: int(module.function), Plan.N_BYTES: module.n_bytes, Plan.THREADS: module.threads,
+            Plan.SHARED: module.shared, Plan.WAITS: int(waits), Plan.PROGRAMS: programs, Plan.GRID0: n0,
+            Plan.GRID1: n1, Plan.GRID2: n2, Plan.ABORT: abort, Plan.TIMEOUT: timeout_ns,
+            # One program is resident as soon as it runs.
+            Plan.COOPERATIVE: int((waits or options.cooperative) and programs > 1),
+            Plan.SCRATCH_BYTES: module.scratch * programs, Plan.N_CHECKS: len(checks) // 2,
+        }  # fmt: skip
+        for index, value in values.items():
+            words[index] = value
+        words[Plan.CHECKS :] = checks
+        self.address = ctypes.addressof(words)
 
-    def __init__(self, options: LaunchOptions, abort: int, timeout_ns: int) -> None:
-        super().__init__(options.name)
-        self.options = options
-        self.abort = abort
-        self.timeout_ns = timeout_ns
-        self.plain = options.on_print is None and not options.cooperative
 
-    def issue(self, target: Target) -> Any:
-        raise InternalError("Prepared is issued by CudaStream.launch")
+class Launches:
+    """Launches one behind the other that have slots one behind the other: `first` to `last`, from slot `at` on."""
 
-    def collect(self, issued: Any, sequence: int, *, skipped: bool) -> FaultRecord | None:
-        record: FaultRecord | None = issued.collect(self.name, sequence)
-        return record
+    __slots__ = ("at", "block", "first", "last", "ops")
 
-    def release(self, issued: Any) -> None:
-        issued.block.live -= 1
+    def __init__(self, first: int, block: Block, at: int) -> None:
+        self.first, self.last = first, first - 1
+        self.block = block
+        self.at = at
+        self.ops: list[CudaLaunch] = []
+
+    def take(self, through: int) -> list[tuple[int, FaultRecord]]:
+        """Those up to `through` have run: forget them; their faults."""
+        n = min(through, self.last) - self.first + 1
+        if n <= 0:
+            return []
+        first, at, block = self.first, self.at, self.block
+        failed = []
+        if any(block.faults[at * FAULT_WORDS : (at + n) * FAULT_WORDS : FAULT_WORDS]):
+            for k in range(n):
+                record = Slot(block, at + k).collect(self.ops[k].name, first + k)
+                if record is not None:
+                    failed.append((first + k, record))
+        del self.ops[:n]
+        block.live -= n
+        self.at = at + n
+        self.first = first + n
+        return failed
 
 
 class Target(ABC):
@@ -303,9 +351,9 @@ class CudaStream(StreamHandle, Target):
     """See the module docstring. `submit` order: number, then issue or backlog, then marker, all under `lock`."""
 
     __slots__ = (
-        "api", "backlog", "block", "blocks", "capture", "closed", "cu", "destroyed", "device", "issued", "lock",
-        "marked", "name", "number", "params", "pending", "print_buffer", "retired", "scratch_memory", "settled",
-        "spans", "submitted", "unclean", "unmarked", "word", "word_address",
+        "api", "backlog", "block", "blocks", "capture", "closed", "cu", "destroyed", "device", "lane", "lane_address",
+        "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run", "settled",
+        "spans", "submitted", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False
@@ -319,21 +367,32 @@ class CudaStream(StreamHandle, Target):
         self.word = words_at(self.word_address, 8)
         self.word[0] = 0
         self.params = Params()
-        self.lock = threading.RLock()  # protects what follows up to `unmarked`; held while operations are issued
+        self.lane_memory = (ctypes.c_int64 * Lane.COUNT)()
+        self.lane = memoryview(self.lane_memory).cast("B").cast("q")
+        self.lane_address = ctypes.addressof(self.lane_memory)
+        values = {
+            Lane.STREAM: int(self.cu), Lane.CONTEXT: device.context_number, Lane.WORD: self.word_address,
+            Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: DEPTH,
+            Lane.MARK_EVERY: MARK_EVERY,
+        }  # fmt: skip
+        entries = (Lane.LAUNCH_KERNEL, Lane.LAUNCH_COOPERATIVE, Lane.WRITE_VALUE, Lane.CURRENT_CONTEXT)
+        values |= dict(zip(entries, self.api.entries(), strict=True))
+        for index, value in values.items():
+            self.lane[index] = value
+        self.lock = threading.RLock()  # protects what follows up to `run`; held while operations are issued
         self.capture: list[Op] | None = None
         self.closed = False
         self.destroyed = False
-        self.submitted = self.issued = self.marked = 0
+        self.submitted = 0
         self.name = ""  # of the last operation
         self.backlog: deque[tuple[int, Op]] = deque()
         self.block: Block | None = None
         self.blocks: deque[Block] = deque()
-        self.scratch_memory: tuple[int, int] = (0, 0)  # bytes, address
         self.retired: list[tuple[int, int]] = []  # (last operation that may use it, scratch address)
         self.print_buffer: Printer | None = None
-        self.unmarked = 0  # operations issued since the last marker
-        # Under `state`; the issuer appends to `pending` without it.
-        self.pending: deque[tuple[int, Op, Any]] = deque()
+        self.run: Launches | None = None  # the last entry of `pending`, while launches may be added to it
+        # Under `state`; the issuer appends to `pending`, and to the run, without it.
+        self.pending: deque[tuple[int, Op, Any] | Launches] = deque()
         self.spans: list[_Span] = []
         self.settled = 0
         self.unclean = 0  # operations in backlog and pending that touch pageable memory
@@ -366,54 +425,65 @@ class CudaStream(StreamHandle, Target):
             self.name = op.name
         return Ticket(self, sequence, op.name)
 
-    def launch(self, module: Any, grid: Grid, args: bytes, prepared: Prepared, *, awaited: bool) -> Ticket | None:
-        """A launch of a kernel without scratch or output, to a stream that takes it at once: what `submit` does for
-        a `Launch`, without objects. None when it is not so simple, or wrong: the long way sees to it."""
-        n0, n1, n2 = grid
-        programs = n0 * n1 * n2
-        n = module.n_bytes
-        waits = module.waits
-        if not (0 < programs <= module.most and n0 > 0 and n1 > 0 and len(args) == n):
-            return None
+    @property
+    def issued(self) -> int:
+        """Number of the last operation that the NVIDIA driver was given."""
+        return self.lane[_ISSUED]
+
+    @property
+    def marked(self) -> int:
+        """Number of the last operation that a marker follows."""
+        return self.lane[_MARKED]
+
+    def launch(self, launch: CudaLaunch, args: bytes, call: Callable[..., int], last: int) -> int:
+        """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY, when it is not so simple, or
+        wrong: the long way sees to it. What `submit` does for a `Launch`, without objects."""
         with self.lock:
-            seen = self.word[0]
-            if seen > self.settled:
-                self.settle(seen)
-            block = self.block
-            if (
-                self.capture is not None
-                or self.closed
-                or self.backlog
-                or self.issued - seen >= DEPTH
-                or self.failed
-                or block is None
-                or block.used == BLOCK_SLOTS
-                or self.api.current_context() != self.device.context_number
-            ):
-                return None
-            if waits and self.marked < self.issued:
-                self._mark()
-            used = block.used
-            params = self.params
-            data = params.data
-            data[:n] = args
-            HIDDEN.pack_into(
-                data, n, n0, n1, n2, prepared.abort, block.address + used * FAULT_WORDS * 8, prepared.timeout_ns,
-                block.words + used * LAUNCH_BYTES, 0, 0, 0,
-            )  # fmt: skip
-            self.api.launch(
-                module.function, programs, module.threads, module.shared, self.cu, params.address,
-                waits and programs > 1,
-            )  # fmt: skip
-            block.used = used + 1
-            block.live += 1
-            sequence = self.submitted = self.issued = self.submitted + 1
-            self.name = prepared.name
-            self.pending.append((sequence, prepared, Slot(block, used)))
-            self.unmarked += 1
-            if awaited or self.unmarked >= MARK_EVERY:
-                self._mark()
-        return Ticket(self, sequence, prepared.name)
+            if not self._takes_launches() or len(args) != launch.n_bytes:
+                return LONG_WAY
+            run = self.run or self._open_run()
+            sequence = call(self.lane_address, launch.address, args, last)
+            if sequence > 0:
+                run.ops.append(launch)
+                run.block.live += 1
+                run.last = self.submitted = sequence
+                self.name = launch.name
+            elif sequence == FAILED:
+                raise self.api.refused(self.lane[Lane.ERROR])
+            return sequence
+
+    def launch_chain(self, launches: Sequence[tuple[CudaLaunch, bytes]], call: Callable[..., int]) -> int:
+        """As many of the first of the launches as native code makes in one go; their number."""
+        n = len(launches)
+        plans = (ctypes.c_int64 * n)(*[launch.address for launch, _ in launches])
+        blocks = (ctypes.c_char_p * n)(*[args for _, args in launches])
+        with self.lock:
+            if not self._takes_launches():
+                return 0
+            run = self.run or self._open_run()
+            made = call(self.lane_address, ctypes.addressof(plans), ctypes.addressof(blocks), n, 0)
+            if made:
+                run.ops += [launch for launch, _ in launches[:made]]
+                run.block.live += made
+                run.last = self.submitted = self.issued
+                self.name = launches[made - 1][0].name
+            if self.lane[Lane.ERROR]:
+                raise self.api.refused(self.lane[Lane.ERROR])
+            return made
+
+    def _takes_launches(self) -> bool:
+        seen = self.word[0]
+        if seen > self.settled:
+            self.settle(seen)
+        if self.capture is not None or self.closed or self.backlog or self.spans and self.failed:
+            return False
+        return self.block is not None and self.lane[_USED] < BLOCK_SLOTS
+
+    def _open_run(self) -> Launches:
+        assert self.block is not None
+        run = self.run = Launches(self.issued + 1, self.block, self.lane[_USED])
+        self.pending.append(run)
+        return run
 
     def _unclean(self, op: Op, change: int) -> None:
         if op.touches_host:
@@ -421,27 +491,28 @@ class CudaStream(StreamHandle, Target):
                 self.unclean += change
 
     def _issue(self, sequence: int, op: Op, awaited: bool = False) -> None:
+        lane = self.lane
+        self.run = None
         if self.failed and not op.always_runs:
             self.pending.append((sequence, _Skipped(op.name), None))
         else:
             if op.may_block and self.marked < self.issued:
                 self._mark()
-            self.issued = sequence  # `sequence()` is asked during the issue
+            lane[_ISSUED] = sequence  # `sequence()` is asked during the issue
             try:
                 issued = op.issue(self)
             except BaseException:
-                self.issued = sequence - 1
+                lane[_ISSUED] = sequence - 1
                 raise
             self.pending.append((sequence, op, issued))
-        self.issued = sequence
-        self.unmarked += 1
-        if awaited or not op.launches or self.unmarked >= MARK_EVERY:
+        lane[_ISSUED] = sequence
+        if awaited or not op.launches or sequence - self.marked >= MARK_EVERY:
             self._mark()
 
     def _mark(self) -> None:
-        self.api.write_value(self.cu, self.word_address, self.issued, 64)
-        self.marked = self.issued
-        self.unmarked = 0
+        issued = self.issued
+        self.api.write_value(self.cu, self.word_address, issued, 64)
+        self.lane[_MARKED] = issued
 
     def flush(self) -> bool:
         """Issue what the backlog holds, as far as possible; whether something is left. The pump calls it."""
@@ -454,7 +525,7 @@ class CudaStream(StreamHandle, Target):
                 except (CudaError, PeertileError) as error:
                     if isinstance(error, CudaError) and error.sticky:
                         raise
-                    self.issued = sequence
+                    self.lane[_ISSUED] = sequence
                     self.pending.append((sequence, _Broken(op.name), self.device.translate(error)))
             if self.marked < self.issued and not self.destroyed:
                 self._mark()
@@ -492,25 +563,27 @@ class CudaStream(StreamHandle, Target):
         return self.issued
 
     def slot(self) -> Slot:
-        block = self.block
-        if block is None or block.used == BLOCK_SLOTS:
+        lane, block = self.lane, self.block
+        if block is None or lane[_USED] == BLOCK_SLOTS:
             if block is not None:
                 self.blocks.append(block)
             if self.blocks and self.blocks[0].live == 0:
                 block = self.blocks.popleft()
             else:
                 block = Block(self.device)
-            block.used = 0
+            lane[Lane.FAULTS], lane[Lane.WORDS], lane[_USED] = block.address, block.words, 0
+            lane[Lane.SLOTS] = BLOCK_SLOTS
             # In stream order: the launches that used the words before have ended by then.
             self.api.fill(block.words, 0, 4, BLOCK_SLOTS * LAUNCH_BYTES // 4, self.cu)
             self.block = block
-        slot = Slot(block, block.used)
-        block.used += 1
+        slot = Slot(block, lane[_USED])
+        lane[_USED] += 1
         block.live += 1
         return slot
 
     def scratch(self, nbytes: int) -> int:
-        have, address = self.scratch_memory
+        lane = self.lane
+        have, address = lane[Lane.SCRATCH_BYTES], lane[Lane.SCRATCH]
         if nbytes <= have:
             return address
         for last, old in [r for r in self.retired if r[0] <= self.settled]:
@@ -519,8 +592,9 @@ class CudaStream(StreamHandle, Target):
         if have:
             self.retired.append((self.issued, address))
         size = 1 << max(nbytes - 1, (1 << 20) - 1).bit_length()
-        self.scratch_memory = size, self.device.heap.take(size)
-        return self.scratch_memory[1]
+        lane[Lane.SCRATCH] = address = self.device.heap.take(size)
+        lane[Lane.SCRATCH_BYTES] = size
+        return address
 
     def printer(self) -> Printer:
         if self.print_buffer is None:
@@ -560,12 +634,26 @@ class CudaStream(StreamHandle, Target):
         held."""
         with state:
             pending = self.pending
-            while pending and pending[0][0] <= through and pending[0][1].over(pending[0][2]):
-                sequence, op, issued = pending.popleft()
-                record = op.collect(issued, sequence, skipped=self.failed)
+            while pending:
+                head = pending[0]
+                if type(head) is Launches:
+                    for sequence, record in head.take(through):
+                        if not self.failed:
+                            self.spans.append(_Span(sequence, record))
+                    # It may have begun behind operations that are settled, and nothing be in it yet.
+                    self.settled = max(self.settled, head.first - 1)
+                    if head.first <= head.last or head is self.run:
+                        break
+                    pending.popleft()
+                    continue
+                sequence, op, issued = head
+                if sequence > through or not op.over(issued):
+                    break
+                pending.popleft()
+                record_ = op.collect(issued, sequence, skipped=self.failed)
                 op.release(issued)
-                if record is not None and not self.failed:
-                    self.spans.append(_Span(sequence, record))
+                if record_ is not None and not self.failed:
+                    self.spans.append(_Span(sequence, record_))
                 if op.touches_host:
                     self.unclean -= 1
                 self.settled = sequence
@@ -611,14 +699,25 @@ class CudaStream(StreamHandle, Target):
     def names_under_way(self) -> str | None:
         """The operation at the head of the queue, which is where the device was."""
         with state:
-            return self.pending[0][1].name if self.pending else None
+            for entry in self.pending:
+                if type(entry) is not Launches:
+                    return entry[1].name
+                if entry.ops:
+                    return entry.ops[0].name
+        return None
 
     def lose(self, error: DeviceFault) -> None:
         """The device is lost: what has not run by now never will."""
         self.look()
         with state:
             pending, self.pending = self.pending, deque()
-            names = [(sequence, op.name) for sequence, op, _ in pending]
+            names: list[tuple[int, str]] = []
+            for entry in pending:
+                if type(entry) is Launches:
+                    names += [(entry.first + k, launch.name) for k, launch in enumerate(entry.ops)]
+                else:
+                    names.append((entry[0], entry[1].name))
+            self.run = None
             names += [(sequence, op.name) for sequence, op in self.backlog]
             self.backlog.clear()
             if names and not self.failed:

@@ -1,0 +1,104 @@
+"""The mutation run of the library's collectives, as a record: which mutants are wrong, and which of those are reported.
+
+    python benchmarks/mutate_collectives.py --state run.jsonl --budget-s 60    # again, until it says that all is done
+    python benchmarks/mutate_collectives.py --state run.jsonl --record benchmarks/records/DATE-mutation-MACHINE.json
+
+A run can be cut into pieces: the state file has a line for each mutant that was judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.checker.configurations import COLLECTIVES  # noqa: E402 - found only now
+
+from peertile.cli.bench import record  # noqa: E402
+from peertile.testing.measure import Figure  # noqa: E402
+from peertile.testing.mutation import judge, mutations  # noqa: E402
+
+SCHEDULES = 10
+
+
+def lines(state: Path) -> dict[str, dict]:
+    if not state.exists():
+        return {}
+    return {line["mutant"]: line for line in map(json.loads, state.read_text().splitlines())}
+
+
+def run(state: Path, budget_s: float, limit: int, kernel: str | None) -> bool:
+    """Judges mutants until the time is over; whether all are judged."""
+    done, end = lines(state), time.monotonic() + budget_s
+    with state.open("a") as out:
+        for mutation, configurations in mutations(COLLECTIVES):
+            if str(mutation) in done or kernel not in (None, mutation.kernel):
+                continue
+            if time.monotonic() > end:
+                return False
+            start = time.perf_counter()
+            found = judge(mutation, configurations, SCHEDULES, limit)
+            line = {
+                "mutant": str(mutation), "kernel": mutation.kernel, "change": mutation.change.value,
+                "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
+                "reached": found.reached, "seconds": round(time.perf_counter() - start, 3),
+            }  # fmt: skip
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+    return True
+
+
+def summary(found: list[dict]) -> tuple[list[Figure], dict]:
+    """Figures, and the mutants that matter by name."""
+    wrong = [line for line in found if line["wrong"]]
+    reported = [line for line in wrong if line["reported"]]
+    named = {
+        "missed": [line["mutant"] for line in wrong if not line["reported"]],
+        "false_reports": [line["mutant"] for line in found if line["reported"] and not line["wrong"]],
+        "right_in_all_interleavings": [
+            line["mutant"] for line in found if not line["wrong"] and line["complete"] and line["reached"]
+        ],
+        "right_as_far_as_looked": [
+            line["mutant"] for line in found if not line["wrong"] and not line["complete"] and line["reached"]
+        ],
+        "not_reached": [line["mutant"] for line in found if not line["reached"]],
+    }
+    figures = [
+        Figure("mutation.collectives.mutants", len(found), "count", 1),
+        Figure("mutation.collectives.wrong", len(wrong), "count", 1),
+        Figure("mutation.collectives.wrong_and_reported", len(reported), "count", 1),
+        Figure("mutation.collectives.reported_percent", 100 * len(reported) / max(len(wrong), 1), "percent", 1),
+    ]
+    return figures, named
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=600.0)
+    parser.add_argument("--limit", type=int, default=1000, help="interleavings that ground truth looks at")
+    parser.add_argument("--kernel", help="mutants of this kernel alone")
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    if options.record is None:
+        complete = run(options.state, options.budget_s, options.limit, options.kernel)
+        figures, named = summary(list(lines(options.state).values()))
+        print(json.dumps({**{f.name: f.median for f in figures}, **named, "complete": complete}, indent=2))
+        return 0 if complete else 3
+    figures, named = summary(list(lines(options.state).values()))
+    data = record(figures, "python benchmarks/mutate_collectives.py --state run.jsonl")
+    data["notes"] = (
+        f"Each mutant: {SCHEDULES} random schedules of each configuration in tests/checker/configurations.py, beside all "
+        f"interleavings of its programs, at most {options.limit} of each configuration."
+    )
+    options.record.write_text(json.dumps({**data, **named}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

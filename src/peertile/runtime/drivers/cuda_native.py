@@ -1,0 +1,329 @@
+"""Launches of the cuda driver in native code: one crossing for a launch, for a chain of them, or for one and its end.
+
+A launch through Python bindings costs several times what the NVIDIA driver takes. Here a few functions in LLVM text,
+compiled by `backends/cpu/jit.py`, fill the parameters and call `cuLaunchKernel` themselves. They do what
+`cuda_stream.py` does for a launch without output, and refuse (the answer 0, nothing changed) whatever is less simple:
+a stream that is behind, a full block of slots, another context. They take no lock and know nothing of Python: the
+caller holds the stream's lock. Errors of the NVIDIA driver come back as its number.
+
+Two records of 8-byte words are shared with Python: the `Lane` of a stream and the `Plan` of a kernel over a grid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final
+
+from peertile.backends.cpu import jit
+
+__all__ = ["FAILED", "LONG_WAY", "Lane", "Native", "Plan", "native"]
+
+LONG_WAY: Final = 0
+"""Answer: not launched, since it is not so simple."""
+FAILED: Final = -1
+"""Answer: the NVIDIA driver refused; the number of its error is in the lane."""
+
+PLAN_CHECKS: Final = 13
+
+
+class Lane(IntEnum):
+    """Words of a stream."""
+
+    STREAM = 0
+    CONTEXT = 1  # that must be current
+    WORD = 2  # address of the number of the last operation known to have run
+    ISSUED = 3
+    MARKED = 4
+    FAULTS = 5  # address of the fault records of the current block
+    WORDS = 6  # address of its launch words
+    USED = 7  # slots of it that are taken
+    SLOTS = 8
+    PARAMS = 9  # address of the parameters
+    POINTERS = 10  # address of the array of pointers to them
+    SCRATCH = 11  # address of the stream's scratch memory
+    SCRATCH_BYTES = 12
+    ERROR = 13
+    FOUND = 14  # where the current context is asked into
+    LAUNCH_KERNEL = 15  # addresses of functions of the NVIDIA driver
+    LAUNCH_COOPERATIVE = 16
+    WRITE_VALUE = 17
+    CURRENT_CONTEXT = 18
+    DEPTH = 19  # most operations under way
+    MARK_EVERY = 20
+    COUNT = 21
+
+
+class Plan(IntEnum):
+    """Words of a kernel over a grid with its options. Pairs (slot, most) follow at CHECKS: what bulk copies take."""
+
+    FUNCTION = 0
+    N_BYTES = 1
+    THREADS = 2
+    SHARED = 3
+    WAITS = 4
+    PROGRAMS = 5
+    GRID0 = 6
+    GRID1 = 7
+    GRID2 = 8
+    ABORT = 9
+    TIMEOUT = 10
+    COOPERATIVE = 11
+    SCRATCH_BYTES = 12
+    N_CHECKS = PLAN_CHECKS
+    CHECKS = 14
+
+
+def _word(name: str, base: str, index: int) -> str:
+    return f"  {name}.p = getelementptr i64, ptr {base}, i64 {int(index)}\n  {name} = load i64, ptr {name}.p"
+
+
+def _words(base: str, **names: int) -> str:
+    return "\n".join(_word(f"%{name}", base, index) for name, index in names.items())
+
+
+def _text() -> str:
+    hidden = [
+        "%n0", "%n1", "%n2", "%abort", "%fault", "%timeout", "%launch", "0", "%scratch", "0",
+    ]  # fmt: skip
+    stores = []
+    for k, value in enumerate(hidden):
+        stores.append(f"  %hidden{k} = getelementptr i8, ptr %tail, i64 {8 * k}\n  store i64 {value}, ptr %hidden{k}")
+    fill = "\n".join(stores)
+    return f"""
+declare i32 @clock_gettime(i32, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+; Marks: what was issued has run once the word says so. The answer is the error.
+define internal i32 @mark(ptr %lane) {{
+{_words("%lane", stream=Lane.STREAM, word=Lane.WORD, issued=Lane.ISSUED, function=Lane.WRITE_VALUE)}
+  %write = inttoptr i64 %function to ptr
+  %rc = call i32 %write(i64 %stream, i64 %word, i64 %issued, i32 0)
+  %marked.p = getelementptr i64, ptr %lane, i64 {int(Lane.MARKED)}
+  store i64 %issued, ptr %marked.p
+  %rc64 = zext i32 %rc to i64
+  %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
+  store i64 %rc64, ptr %error.p
+  ret i32 %rc
+}}
+
+define i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited) {{
+entry:
+{_words("%lane", stream=Lane.STREAM, context=Lane.CONTEXT, word=Lane.WORD, issued=Lane.ISSUED, faults=Lane.FAULTS,
+        blockwords=Lane.WORDS, used=Lane.USED, slots=Lane.SLOTS, params=Lane.PARAMS, pointers=Lane.POINTERS,
+        scratch=Lane.SCRATCH, have=Lane.SCRATCH_BYTES, plain=Lane.LAUNCH_KERNEL, together=Lane.LAUNCH_COOPERATIVE,
+        current=Lane.CURRENT_CONTEXT, depth=Lane.DEPTH, every=Lane.MARK_EVERY)}
+{_words("%plan", kernel=Plan.FUNCTION, nbytes=Plan.N_BYTES, threads=Plan.THREADS, shared=Plan.SHARED,
+        waits=Plan.WAITS, programs=Plan.PROGRAMS, n0=Plan.GRID0, n1=Plan.GRID1, n2=Plan.GRID2, abort=Plan.ABORT,
+        timeout=Plan.TIMEOUT, cooperative=Plan.COOPERATIVE, need=Plan.SCRATCH_BYTES, nchecks=Plan.N_CHECKS)}
+  %word.ptr = inttoptr i64 %word to ptr
+  %seen = load atomic i64, ptr %word.ptr acquire, align 8
+  %under.way = sub i64 %issued, %seen
+  %deep = icmp sge i64 %under.way, %depth
+  %full = icmp sge i64 %used, %slots
+  %small = icmp ugt i64 %need, %have
+  %no.a = or i1 %deep, %full
+  %no.b = or i1 %no.a, %small
+  br i1 %no.b, label %long, label %context.of
+context.of:
+  %found.p = getelementptr i64, ptr %lane, i64 {int(Lane.FOUND)}
+  %ask = inttoptr i64 %current to ptr
+  %asked = call i32 %ask(ptr %found.p)
+  %found = load i64, ptr %found.p
+  %other = icmp ne i64 %found, %context
+  br i1 %other, label %long, label %check
+check:
+  %k = phi i64 [0, %context.of], [%k.next, %checked]
+  %more = icmp slt i64 %k, %nchecks
+  br i1 %more, label %one, label %before
+one:
+  %at = mul i64 %k, 2
+  %at.slot = add i64 %at, {int(Plan.CHECKS)}
+  %at.most = add i64 %at, {int(Plan.CHECKS) + 1}
+  %slot.p = getelementptr i64, ptr %plan, i64 %at.slot
+  %slot = load i64, ptr %slot.p
+  %most.p = getelementptr i64, ptr %plan, i64 %at.most
+  %most = load i64, ptr %most.p
+  %value.p = getelementptr i64, ptr %args, i64 %slot
+  %value = load i64, ptr %value.p, align 1
+  %low = icmp slt i64 %value, 1
+  %high = icmp sgt i64 %value, %most
+  %outside = or i1 %low, %high
+  br i1 %outside, label %long, label %checked
+checked:
+  %k.next = add i64 %k, 1
+  br label %check
+before:
+  ; A marker before what may block, so that a wait for an earlier operation never waits for it.
+  %marked.p = getelementptr i64, ptr %lane, i64 {int(Lane.MARKED)}
+  %marked = load i64, ptr %marked.p
+  %behind = icmp slt i64 %marked, %issued
+  %may.block = icmp ne i64 %waits, 0
+  %mark.first = and i1 %behind, %may.block
+  br i1 %mark.first, label %first, label %fill
+first:
+  %first.rc = call i32 @mark(ptr %lane)
+  %first.bad = icmp ne i32 %first.rc, 0
+  br i1 %first.bad, label %failed, label %fill
+fill:
+  %fault.offset = mul i64 %used, 128
+  %fault = add i64 %faults, %fault.offset
+  %launch.offset = mul i64 %used, 64
+  %launch = add i64 %blockwords, %launch.offset
+  %params.ptr = inttoptr i64 %params to ptr
+  call void @llvm.memcpy.p0.p0.i64(ptr %params.ptr, ptr %args, i64 %nbytes, i1 false)
+  %tail = getelementptr i8, ptr %params.ptr, i64 %nbytes
+{fill}
+  %programs32 = trunc i64 %programs to i32
+  %threads32 = trunc i64 %threads to i32
+  %shared32 = trunc i64 %shared to i32
+  %as.one = icmp ne i64 %cooperative, 0
+  br i1 %as.one, label %all, label %each
+all:
+  %all.f = inttoptr i64 %together to ptr
+  %all.rc = call i32 %all.f(i64 %kernel, i32 %programs32, i32 1, i32 1, i32 %threads32, i32 1, i32 1, i32 %shared32,
+                            i64 %stream, i64 %pointers)
+  br label %launched
+each:
+  %each.f = inttoptr i64 %plain to ptr
+  %each.rc = call i32 %each.f(i64 %kernel, i32 %programs32, i32 1, i32 1, i32 %threads32, i32 1, i32 1, i32 %shared32,
+                              i64 %stream, i64 %pointers, i64 0)
+  br label %launched
+launched:
+  %rc = phi i32 [%all.rc, %all], [%each.rc, %each]
+  %rc64 = zext i32 %rc to i64
+  %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
+  store i64 %rc64, ptr %error.p
+  %refused = icmp ne i32 %rc, 0
+  br i1 %refused, label %failed, label %count
+count:
+  %used.next = add i64 %used, 1
+  store i64 %used.next, ptr %used.p
+  %sequence = add i64 %issued, 1
+  store i64 %sequence, ptr %issued.p
+  %marked.now = load i64, ptr %marked.p
+  %unmarked = sub i64 %sequence, %marked.now
+  %many = icmp sge i64 %unmarked, %every
+  %wanted = icmp ne i64 %awaited, 0
+  %mark.now = or i1 %many, %wanted
+  br i1 %mark.now, label %last, label %done
+last:
+  %last.rc = call i32 @mark(ptr %lane)
+  %last.bad = icmp ne i32 %last.rc, 0
+  br i1 %last.bad, label %failed, label %done
+done:
+  ret i64 %sequence
+long:
+  ret i64 {LONG_WAY}
+failed:
+  ret i64 {FAILED}
+}}
+
+; How many of `count` launches were made; the lane's error says whether the next one failed or takes the long way.
+define i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, i64 %count, i64 %awaited) {{
+entry:
+  %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
+  store i64 0, ptr %error.p
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k.next, %made]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %make, label %done
+make:
+  %plan.p = getelementptr ptr, ptr %plans, i64 %k
+  %plan = load ptr, ptr %plan.p
+  %args.p = getelementptr ptr, ptr %blocks, i64 %k
+  %args = load ptr, ptr %args.p
+  %k.next = add i64 %k, 1
+  %is.last = icmp eq i64 %k.next, %count
+  %last = zext i1 %is.last to i64
+  %mark = and i64 %last, %awaited
+  %answer = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %mark)
+  %ok = icmp sgt i64 %answer, 0
+  br i1 %ok, label %made, label %done
+made:
+  br label %next
+done:
+  %made.count = phi i64 [%k, %next], [%k, %make]
+  ret i64 %made.count
+}}
+
+define internal i64 @now() {{
+  %time = alloca [2 x i64]
+  %rc = call i32 @clock_gettime(i32 1, ptr %time)
+  %s = load i64, ptr %time
+  %ns.p = getelementptr i64, ptr %time, i64 1
+  %ns = load i64, ptr %ns.p
+  %s.ns = mul i64 %s, 1000000000
+  %sum = add i64 %s.ns, %ns
+  ret i64 %sum
+}}
+
+; Whether the stream has passed `sequence`, after at most `ns`.
+define i64 @cuda_spin(ptr %lane, i64 %sequence, i64 %ns) {{
+entry:
+{_word("%word", "%lane", Lane.WORD)}
+  %word.ptr = inttoptr i64 %word to ptr
+  %begin = call i64 @now()
+  br label %look
+look:
+  %k = phi i64 [0, %entry], [%k.next, %again], [0, %clock]
+  %seen = load atomic i64, ptr %word.ptr acquire, align 8
+  %passed = icmp sge i64 %seen, %sequence
+  br i1 %passed, label %yes, label %again
+again:
+  %k.next = add i64 %k, 1
+  %tired = icmp sge i64 %k.next, 64
+  br i1 %tired, label %clock, label %look
+clock:
+  %time = call i64 @now()
+  %spent = sub i64 %time, %begin
+  %late = icmp sge i64 %spent, %ns
+  br i1 %late, label %no, label %look
+yes:
+  ret i64 1
+no:
+  ret i64 0
+}}
+
+define i64 @cuda_run(ptr %lane, ptr %plan, ptr %args, i64 %ns) {{
+  %sequence = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 1)
+  %ok = icmp sgt i64 %sequence, 0
+  br i1 %ok, label %spin, label %done
+spin:
+  %passed = call i64 @cuda_spin(ptr %lane, i64 %sequence, i64 %ns)
+  br label %done
+done:
+  ret i64 %sequence
+}}
+"""
+
+
+class Native:
+    """The functions, which let go of the interpreter lock: a launch may wait for a host function that needs it."""
+
+    def __init__(self, symbols: dict[str, int]) -> None:
+        p, i = ctypes.c_void_p, ctypes.c_int64
+
+        def made(name: str, *params: Any) -> Callable[..., int]:
+            return ctypes.CFUNCTYPE(i, *params)(symbols[name])
+
+        self.launch = made("cuda_launch", p, p, ctypes.c_char_p, i)
+        self.chain = made("cuda_chain", p, p, p, i, i)
+        self.run = made("cuda_run", p, p, ctypes.c_char_p, i)
+        self.spin = made("cuda_spin", p, i, i)
+
+
+_lock: Final = threading.Lock()
+_made: list[Native] = []
+
+
+def native() -> Native:
+    """The functions; compiled at the first call of a process (a few milliseconds)."""
+    with _lock:
+        if not _made:
+            names = ("cuda_launch", "cuda_chain", "cuda_run", "cuda_spin")
+            _made.append(Native(jit.load_object(jit.compile_text(_text(), level=2), names)))
+        return _made[0]

@@ -1,0 +1,72 @@
+"""Every element type, reduction and order of multicast operations: right values, or the stated refusal."""
+
+import itertools
+
+import multicast_ranks as mr
+import pytest
+
+import peertile as pt
+import peertile.language as T
+from peertile.ir.ops import BULK_REDUCTIONS, LOAD_REDUCTIONS, MULTICAST_DTYPES, REDUCTIONS
+
+R = T.Rmw
+LOADS = (T.weak, T.relaxed, T.acquire)
+UPDATES = (T.relaxed, T.release)
+STORES = (T.weak, T.relaxed, T.release)
+
+
+def rows(table):
+    """(dtype, reduction) of a table in the words of the language: an addition of floats is written T.add."""
+    return [
+        (name, R.ADD if rmw is R.ADDF else rmw) for rmw in R for name in MULTICAST_DTYPES if name in table.get(rmw, ())
+    ]
+
+
+def spawn(function, ranks, *args):
+    return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
+
+
+@pytest.mark.feature("M1", "cpu")
+@pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M6", "cpu")
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("order", LOADS, ids=lambda o: o.value)
+def test_every_load_reduce(ranks, order, seed):
+    cases = [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)]
+    assert all(spawn(mr.load_reduces, ranks, cases, seed))
+
+
+@pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M6", "cpu")
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("order", UPDATES, ids=lambda o: o.value)
+def test_every_reduction_into_the_members(ranks, order, seed):
+    cases = [(name, rmw, order) for name, rmw in rows(REDUCTIONS)]
+    assert all(spawn(mr.reduces, ranks, cases, seed))
+
+
+@pytest.mark.feature("M2", "cpu")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_store(ranks, seed):
+    cases = list(itertools.product(MULTICAST_DTYPES, STORES))
+    assert all(spawn(mr.stores, ranks, cases, seed))
+
+
+@pytest.mark.feature("M4", "cpu")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_bulk_store_and_bulk_reduction(ranks, seed):
+    assert all(spawn(mr.stores, ranks, [(name, T.weak) for name in MULTICAST_DTYPES], seed, True))
+    cases = [(name, rmw, None) for name, rmw in rows(BULK_REDUCTIONS)]
+    assert all(spawn(mr.reduces, ranks, cases, seed, True))
+
+
+@pytest.mark.feature("M5", "cpu")
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_signals_reach_every_rank(ranks):
+    assert all(spawn(mr.signal_words, ranks, ["i32", "u32", "i64", "u64"]))
+
+
+@pytest.mark.feature("M2", "cpu")
+@pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (4, "u64")])
+def test_all_reduce_in_one_address(ranks, name, seed):
+    assert all(spawn(mr.all_reduces, ranks, name, 1 << 12, 64, seed))
