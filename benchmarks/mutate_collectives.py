@@ -23,7 +23,7 @@ from peertile.cli.bench import record  # noqa: E402
 from peertile.testing.measure import Figure  # noqa: E402
 from peertile.testing.mutation import judge, mutations  # noqa: E402
 
-SCHEDULES = 10
+SCHEDULES = 50
 
 
 def lines(state: Path) -> dict[str, dict]:
@@ -46,7 +46,7 @@ def run(state: Path, budget_s: float, limit: int, kernel: str | None) -> bool:
             line = {
                 "mutant": str(mutation), "kernel": mutation.kernel, "change": mutation.change.value,
                 "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
-                "reached": found.reached, "seconds": round(time.perf_counter() - start, 3),
+                "reached": found.reached, "schedules": SCHEDULES, "seconds": round(time.perf_counter() - start, 3),
             }  # fmt: skip
             out.write(json.dumps(line) + "\n")
             out.flush()

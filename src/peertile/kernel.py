@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any, Protocol, overload
 
@@ -43,7 +43,7 @@ from peertile.printing import sink_for
 from peertile.runtime.argument import Argument, Use, canonical, pack_words
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
-from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle
+from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
 from peertile.runtime.site import call_site
@@ -140,14 +140,22 @@ def _compiler() -> Compilers:
 class Specialization:
     """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
-    __slots__ = ("binary", "captures", "compiled", "modules", "most_ns", "ns_per_program", "options", "timed")
+    __slots__ = (
+        "binary", "captures", "compiled", "extent_checks", "has_pointers", "modules", "most_ns", "ns_per_program",
+        "options", "prepared", "timed",
+    )  # fmt: skip
 
-    def __init__(self, compiled: Compiled, captures: Snapshot) -> None:
+    def __init__(self, compiled: Compiled, captures: Snapshot, types: Iterable[Type]) -> None:
         self.compiled = compiled
+        # What every launch looks at, in the form that costs it least.
+        self.extent_checks = [(c.lhs, c.lhs_axis, c.lhs_size, c.rhs, c.rhs_axis, c.rhs_size) for c in compiled.checks]
+        self.has_pointers = any(type(t) is PointerType for t in types)
         self.captures = captures
         self.binary = compiled.binary
         self.modules: dict[int, ModuleHandle] = {}
         self.options: dict[int, LaunchOptions] = {}
+        self.prepared: dict[tuple[Grid, int, int], PreparedLaunch] = {}
+        """What the driver has checked and looked up for a grid, a device and a group."""
         # How long launches took: `await` does what is known to be brief on the thread that it has.
         self.ns_per_program: float | None = None
         self.most_ns = 1 << 62
@@ -161,16 +169,15 @@ class Specialization:
 
 
 class _Bound:
-    """Arguments of one call, bound and packed."""
+    """Arguments of one call, bound and packed. It holds none of the user's handles, whose views end when the user
+    drops them: a submission keeps it."""
 
     __slots__ = (
-        "arguments", "consts", "device", "given", "grid", "group", "groups", "keep", "key", "packed", "params",
-        "spec", "uses",
+        "arguments", "consts", "device", "grid", "group", "groups", "keep", "key", "packed", "params", "spec", "uses",
     )  # fmt: skip
 
     def __init__(
         self,
-        given: tuple[Any, ...],
         params: tuple[KernelParam, ...],
         arguments: list[Argument],
         consts: dict[str, Any],
@@ -184,7 +191,6 @@ class _Bound:
     ) -> None:
         self.keep = keep
         self.groups = groups
-        self.given = given
         self.params = params
         self.arguments = arguments
         self.consts = consts
@@ -197,24 +203,6 @@ class _Bound:
         # one binding does not check and join them again.
         self.packed: bytes | None = None
         self.spec: Specialization | None = None
-
-    def without_handles(self) -> _Bound:
-        """For the submission to keep: without the user's handles, whose views end when the user drops them."""
-        if not any(use.storage.borrows for use in self.uses):
-            return self
-        return _Bound(
-            (),
-            self.params,
-            self.arguments,
-            self.consts,
-            self.key,
-            self.grid,
-            self.device,
-            self.group,
-            self.groups,
-            [],
-            self.uses,
-        )
 
 
 _SCALAR_FORMAT = {
@@ -366,10 +354,10 @@ class KernelFunction:
 
     def _op(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> LaunchOp:
         try:
-            bound = self.bind(args, kwargs, grid)
+            given, bound = self.bind(args, kwargs, grid)
         except _LazyArgument:
             return _DeferredLaunchOp(self, args, kwargs, grid)
-        return LaunchOp(self, bound)
+        return LaunchOp(self, given, bound)
 
     def warm_up(self, *args: Any, grid: int | tuple[int, ...] | None = None, **kwargs: Any) -> None:
         """Compile and load for arguments like these, and run nothing. Tensors may be described (`pt.tensor_spec`).
@@ -382,7 +370,7 @@ class KernelFunction:
         full: Grid | None = None
         if grid is not None:
             full = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]  # type: ignore[assignment]
-        bound = self.bind(args, kwargs, full)
+        _, bound = self.bind(args, kwargs, full)
         _loaded(self.specialize(bound), bound.device)
 
     def grid(self, *extents: int) -> Callable[..., LaunchOp]:
@@ -403,8 +391,9 @@ class KernelFunction:
 
     # ---------------------------------------------------------------- binding
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], grid: Grid | None) -> _Bound:
-        """Match arguments with parameters and find the grid. Changes nothing on an error."""
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], grid: Grid | None) -> tuple[tuple[Any, ...], _Bound]:
+        """Match arguments with parameters and find the grid: the values given, and what they are bound to. Changes
+        nothing on an error."""
         params = self.params
         if len(args) > len(params):
             raise ArgumentError(f"{self.name}: expected at most {len(params)} arguments, got {len(args)}")
@@ -508,8 +497,7 @@ class KernelFunction:
             key.append(device.compiler)
         elif device.target is not None:
             key.append(device.target)
-        return _Bound(
-            tuple(values),
+        bound = _Bound(
             params,
             arguments,
             consts,
@@ -521,6 +509,7 @@ class KernelFunction:
             keep,
             uses,
         )
+        return tuple(values), bound
 
     def _check_rows(self, arguments: list[Argument], grid: Grid) -> None:
         programs = grid[0] * grid[1] * grid[2]
@@ -569,7 +558,9 @@ class KernelFunction:
         captures = snapshot(self.fn)
         compile_function = (compiler or _compiler()).compile_function
         return Specialization(
-            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups), captures
+            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups),
+            captures,
+            types.values(),
         )
 
 
@@ -616,6 +607,7 @@ def _loaded(spec: Specialization, device: Device) -> ModuleHandle:
 
 _NO_BULK = "without bulk copies"
 """At the end of a specialisation's key: for arguments that `Binary.fits` refused."""
+_PREPARED_GRIDS = 1024
 _TIMED_LAUNCHES = 8
 """Launches of a specialisation that are timed: enough to know it, few enough to cost nothing."""
 _TRY_NS = 500_000
@@ -626,13 +618,14 @@ _UNKNOWN_NS = 1 << 62
 class LaunchOp(DeviceOp[tuple[Any, ...]]):
     """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
 
-    __slots__ = ("bound", "kernel")
+    __slots__ = ("bound", "given", "kernel")
 
-    def __init__(self, kernel: KernelFunction, bound: _Bound) -> None:
+    def __init__(self, kernel: KernelFunction, given: tuple[Any, ...], bound: _Bound) -> None:
         # As DeviceOp.__init__ does, without the call: building an op is counted in nanoseconds.
         self._spent = False
         self._site = call_site(4)
         self.kernel = kernel
+        self.given = given
         self.bound = bound
 
     @property
@@ -666,7 +659,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             storage = use.storage
             if use.channel and storage.channel_stream is not None:
                 return storage.channel_stream
-            if storage.leases:
+            if storage.claims:
                 busy = True
         return self.bound.device.leases.conflicting_stream(self.bound.uses) if busy else None
 
@@ -684,7 +677,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if spec is not None:
             spec.most_ns = min(spec.most_ns, ns)
 
-    def _prepare(self) -> tuple[Specialization, ModuleHandle, LaunchOptions, bytes]:
+    def _prepare(self) -> tuple[Specialization, PreparedLaunch, bytes]:
         """All checks of a launch, and what the driver needs. Changes nothing on the device."""
         kernel, bound = self.kernel, self.bound
         spec = bound.spec
@@ -699,18 +692,12 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
                 spec = bound.spec = kernel.specialize(bound)
                 args = _pack(kernel.name, spec, bound)
             bound.packed = args
-        module = spec.modules.get(device.serial) or _loaded(spec, device)
-        key = 0 if group is None else group.serial
-        options = spec.options.get(key)
-        if options is None:
-            options = spec.options[key] = LaunchOptions(
-                kernel.name,
-                int(config().wait_timeout_s * 1e9),
-                group.abort_address if group is not None else 0,
-                spec.binary.waits,
-                sink_for(spec.binary.places, group.rank if group is not None else None),
-            )
-        return spec, module, options, args
+        grid = bound.grid
+        assert grid is not None
+        prepared = spec.prepared.get((grid, device.serial, 0 if group is None else group.serial))
+        if prepared is None:
+            prepared = _prepared(kernel.name, spec, device, group, grid)
+        return spec, prepared, args
 
     def sync_on(self, stream: Stream) -> tuple[Any, ...]:
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
@@ -729,18 +716,16 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         # The shortest way: what the general one does, without a context, since nothing stays in flight.
         if bound.group is not None:
             bound.group.check()
-        spec, module, options, args = self._prepare()
-        grid = bound.grid
-        assert grid is not None
+        spec, prepared, args = self._prepare()
         leases = device.leases
         lease = leases.acquire(self.kernel.name, stream, self._site, bound.uses)
         try:
             if spec.timed < _TIMED_LAUNCHES:
                 start = time.perf_counter_ns()
-                record = device.driver.launch_sync(stream.handle, module, grid, args, options)
-                spec.took(time.perf_counter_ns() - start, grid[0] * grid[1] * grid[2])
+                record = device.driver.run_prepared(stream.handle, prepared, args)
+                spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
             else:
-                record = device.driver.launch_sync(stream.handle, module, grid, args, options)
+                record = device.driver.run_prepared(stream.handle, prepared, args)
         except BaseException:
             # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
             context = ExecutionContext(self.kernel.name, stream, on_caller=True)
@@ -751,30 +736,31 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         leases.release((lease,))
         if record is not None:
             raise _explain(record, spec, bound, self.kernel.name, bound.group)
-        return bound.given
+        return self.given
 
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
         bound = self.bound
         group = bound.group
         if group is not None:
             context.require(group.check)
-        spec, module, options, args = self._prepare()
-        grid = bound.grid
-        assert grid is not None
-        lease = context.lease(bound.uses, self.kernel.name, self._site)
-        context.retain(spec, *bound.keep)
-        driver = context.driver
+        spec, prepared, args = self._prepare()
+        name = self.kernel.name
+        lease = context.lease(bound.uses, name, self._site)
+        if bound.keep:
+            context.retain(spec, *bound.keep)
+        else:
+            context.retain(spec)
         if context.on_caller:
+            driver = context.driver
             start = time.perf_counter_ns()
-            record = driver.launch_sync(context.handle, module, grid, args, options)
-            spec.took(time.perf_counter_ns() - start, grid[0] * grid[1] * grid[2])
+            record = driver.run_prepared(context.handle, prepared, args)
+            spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
             context.give_back(lease)
             if record is not None:
-                raise _explain(record, spec, bound, self.kernel.name, group)
+                raise _explain(record, spec, bound, name, group)
         else:
-            ticket = driver.launch(context.handle, module, grid, args, options)
-            context.note(ticket, lease, (_explain, spec, bound.without_handles(), self.kernel.name, group))
-        return bound.given
+            context.launch(prepared, args, lease, (_explain, spec, bound, name, group))
+        return self.given
 
 
 class _DeferredLaunchOp(LaunchOp):
@@ -832,7 +818,7 @@ class _DeferredLaunchOp(LaunchOp):
         args = [done(v) for v in self._args]
         kwargs = {name: done(v) for name, v in self._kwargs.items()}
         try:
-            self.bound = self.kernel.bind(args, kwargs, self._grid)
+            self.given, self.bound = self.kernel.bind(args, kwargs, self._grid)
         except _LazyArgument:
             raise ArgumentError(
                 f"{self.kernel.name}: an argument is an operation whose result is an operation; use then"
@@ -840,25 +826,54 @@ class _DeferredLaunchOp(LaunchOp):
         return super()._execute(context)
 
 
+def _prepared(name: str, spec: Specialization, device: Device, group: GroupLike | None, grid: Grid) -> PreparedLaunch:
+    """What the driver keeps of launches over `grid`; asked for once, or again after a thousand other grids."""
+    module = spec.modules.get(device.serial) or _loaded(spec, device)
+    key = 0 if group is None else group.serial
+    options = spec.options.get(key)
+    if options is None:
+        options = spec.options[key] = LaunchOptions(
+            name,
+            int(config().wait_timeout_s * 1e9),
+            group.abort_address if group is not None else 0,
+            spec.binary.waits,
+            sink_for(spec.binary.places, group.rank if group is not None else None),
+        )
+    prepared = device.driver.prepare_launch(module, grid, options)
+    if len(spec.prepared) >= _PREPARED_GRIDS:
+        spec.prepared.clear()
+    spec.prepared[grid, device.serial, key] = prepared
+    return prepared
+
+
 def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
     """The words of all arguments, after the checks that a launch makes of them."""
-    _check_exclusive(name, bound, bound.uses)
-    _check_launch(name, spec, bound)
-    _check_slots(name, spec, bound)
+    uses, arguments = bound.uses, bound.arguments
+    for use in uses:
+        if use.exclusive and len(uses) > 1:
+            _check_exclusive(name, bound, use)
+    # S1: relations between extents that the bounds pass left to the launcher.
+    for lhs, lhs_axis, lhs_size, rhs, rhs_axis, rhs_size in spec.extent_checks:
+        need, have = -(-arguments[lhs].extents[lhs_axis] // lhs_size), -(-arguments[rhs].extents[rhs_axis] // rhs_size)
+        if need > have:
+            _refuse_extents(name, spec, bound)
+    if spec.compiled.program_slots:
+        _check_slots(name, spec, bound)
     if spec.compiled.whole_tiles:
         _check_whole_tiles(name, spec, bound)
-    for argument in bound.arguments:
-        if type(argument.type) is PointerType and argument.keep is not None:
-            argument.keep.check_launch(name)
+    if spec.has_pointers:
+        for argument in arguments:
+            if type(argument.type) is PointerType and argument.keep is not None:
+                argument.keep.check_launch(name)
     if not spec.compiled.has_mailbox:
-        return b"".join([a.words for a in bound.arguments])
+        return b"".join([a.words for a in arguments])
     number = _signature(name, bound, spec.compiled.steering)
     signature = struct.pack("<q", number)
-    for argument in bound.arguments:
+    for argument in arguments:
         labels = getattr(argument.keep, "labels", None)
         if labels is not None:
             labels.note(number, _label(name, bound))
-    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in bound.arguments)
+    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in arguments)
 
 
 def _label(name: str, bound: _Bound) -> str:
@@ -882,30 +897,25 @@ def _mismatch(record: FaultRecord, bound: _Bound, name: str) -> str:
     return f"a peer posted from another kernel, grid or arguments (signature {record.got:#08x}); this rank runs {here}"
 
 
-def _check_exclusive(name: str, bound: _Bound, uses: list[Use]) -> None:
+def _check_exclusive(name: str, bound: _Bound, use: Use) -> None:
     """S2: the bytes of an exclusive argument are used by no other argument of the launch."""
-    for use in uses:
-        if not use.exclusive:
+    low, high = use.low, use.high
+    for other in bound.uses:
+        # By address, not by storage: memory of somebody else's may be wrapped twice.
+        if other is use or other.high <= low or high <= other.low:
             continue
-        for other in uses:
-            # By address, not by storage: memory of somebody else's may be wrapped twice.
-            here, there = use.storage.address, other.storage.address
-            if other is use or there + other.end <= here + use.start or here + use.end <= there + other.start:
-                continue
-            owners = {}
-            for param, argument in zip(
-                (p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True
-            ):
-                for u in argument.uses:
-                    owners[id(u)] = param.name
-            raise LaunchError(
-                f"{name}: exclusive argument {owners[id(use)]} overlaps {owners[id(other)]} in {use.storage.name}; "
-                "pass separate tensors, or disjoint slices"
-            )
+        owners = {}
+        for param, argument in zip((p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True):
+            for u in argument.uses:
+                owners[id(u)] = param.name
+        raise LaunchError(
+            f"{name}: exclusive argument {owners[id(use)]} overlaps {owners[id(other)]} in {use.storage.name}; "
+            "pass separate tensors, or disjoint slices"
+        )
 
 
-def _check_launch(name: str, spec: Specialization, bound: _Bound) -> None:
-    """S1: relations between extents that the bounds pass left to the launcher."""
+def _refuse_extents(name: str, spec: Specialization, bound: _Bound) -> None:
+    """LaunchError for the first check of extents that does not hold."""
     for check in spec.compiled.checks:
         lhs, rhs = bound.arguments[check.lhs].extents, bound.arguments[check.rhs].extents
         have, need = -(-rhs[check.rhs_axis] // check.rhs_size), -(-lhs[check.lhs_axis] // check.lhs_size)
@@ -935,8 +945,6 @@ def _check_whole_tiles(name: str, spec: Specialization, bound: _Bound) -> None:
 
 def _check_slots(name: str, spec: Specialization, bound: _Bound) -> None:
     """A program of a signal or counter takes the slot of its own index unless it names one: all must exist."""
-    if not spec.compiled.program_slots:
-        return
     assert bound.grid is not None
     programs = bound.grid[0] * bound.grid[1] * bound.grid[2]
     for k in spec.compiled.program_slots:

@@ -569,6 +569,7 @@ def with_context(build: Callable[[ExecutionContext], DeviceOp[U]], *, device: De
     """
 
     def run(context: ExecutionContext) -> U:
+        context.flush()
         op = build(context)
         if not isinstance(op, DeviceOp):
             raise ArgumentError(f"with_context: expected an operation, got {type(op).__name__}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from peertile.dtypes import DType, f32, i64, u64
+from peertile.dtypes import DType, f32, i64, u32, u64
 from peertile.errors import CompileError
 from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel, Op, walk
@@ -14,6 +14,7 @@ from peertile.ir.types import (
     BarrierType,
     CounterType,
     MailboxType,
+    MulticastType,
     Partition,
     PointerType,
     SignalType,
@@ -62,6 +63,8 @@ NAMED: dict[str, Type] = {
     "p": peer(),
     "q": peer(f32, 1, Access.READ),
     "words": peer(u64),
+    "v": MulticastType(f32, 1, (True,), 64),
+    "vw": MulticastType(u32, 1, (True,), 64),
     "s": SignalType(),
     "c": CounterType(),
     "b": BarrierType(),

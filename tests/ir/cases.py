@@ -9,7 +9,7 @@ PARAMS = (
     "%x: view<f32, 2, read>, %z: view<f32, 2, read_write, tile=[4, 8], swizzle=2>, %y: view<f32, 1, read_write>, "
     "%w: view<u64, 1, read_write, device>, %s: symmetric<f32, 1, read_write>, %u: symmetric<u64, 2, read_write>, "
     "%sig: signal, %cnt: counter, %bar: barrier, %box: mailbox<f32[4], depth=2>, %p: ptr<f32>, %q: ptr<u32>, "
-    "%i: i64, %c: bool, %f: f32"
+    "%i: i64, %c: bool, %f: f32, %mv: multicast<f32, 1, unit=[1], align=64>, %mw: multicast<u32, 1, hardware>"
 )
 PRELUDE = """\
   %t = broadcast(%f) : f32[4]
@@ -78,6 +78,7 @@ CASES: dict[str, str] = {
     "%r = word_rmw(%w, %v, %i, rmw=Rmw.xchg, order=Order.acq_rel, scope=Scope.device) : u64",
     "wait": '%v = const(value=3) : u64\n%r = wait(%w, %v, %i, cmp=Cmp.ge, scope=Scope.device, what="w \\"0\\"") : u64',
     "fence": "fence(scope=Scope.system)",
+    "fence_alias": "fence_alias()\n%a = new_token() : token\n%r = fence_alias(%a) : token",
     "launch_words": "%r = launch_words() : view<u64, 1, read_write, device>",
     "suspend": "suspend()\nsuspend(continues=true)",
     "check": 'check(%c, %i, %one, kind=CheckKind.bounds, message="too\\nfar")',
@@ -113,4 +114,10 @@ CASES: dict[str, str] = {
     "box_collect": "box_collect(%box)",
     "box_take": "%r, %b = box_take(%box, %i) : f32[4], bool",
     "box_release": "box_release(%box)",
+    "multicast_load": "%r = multicast_load(%mv, %i, rmw=Rmw.addf, order=Order.acquire, scope=Scope.system) : f32[4]\n"
+    "%r1 = multicast_load(%mv, %i, rmw=Rmw.addf) : f32[4]",
+    "multicast_reduce": "multicast_reduce(%mv, %t, %i, rmw=Rmw.addf, scope=Scope.system)",
+    "multicast_store": "multicast_store(%mv, %t, %i, order=Order.release, scope=Scope.system, bounds=Bounds.proven)",
+    "multicast_bulk": "multicast_bulk(%mv, %t, %i)\nmulticast_bulk(%mv, %t, %i, rmw=Rmw.addf)",
+    "multicast_signal": "%e = const(value=1) : u32\nmulticast_signal(%mw, %e, %i)\nmulticast_signal(%mw, %e, %i, add=true)",
 }

@@ -370,4 +370,47 @@ REJECTED: list[tuple[str, str, str]] = [
     ("box_take", "%r, %b = box_take(%box, %i) : f32[8], bool", "box_take: tile: expected f32[4], got f32[8]"),
     ("box_take", "%r, %b = box_take(%box, %i) : f32[4], i64", "box_take: present: expected a bool scalar, got i64"),
     ("box_release", "box_release(%t)", "box_release: mailbox: expected a mailbox, got f32[4]"),
+    ("fence_alias", "%r = fence_alias(%i) : token", "fence_alias: token: expected a token, got i64"),
+    (
+        "multicast_load",
+        "%r = multicast_load(%s, %i, rmw=Rmw.addf) : f32[4]",
+        "multicast_load: object: expected a multicast object, got symmetric<f32, 1, read_write>",
+    ),
+    (
+        "multicast_load",
+        "%r = multicast_load(%mv, %i, rmw=Rmw.max) : f32[4]",
+        "multicast_load: rmw: max takes i32, u32, i64, f16, bf16, got f32",
+    ),
+    (
+        "multicast_load",
+        "%r = multicast_load(%mv, %i, rmw=Rmw.addf, order=Order.release, scope=Scope.system) : f32[4]",
+        "multicast_load: order: expected one of weak, relaxed, acquire, got release",
+    ),
+    (
+        "multicast_load",
+        "%r = multicast_load(%mv, %i, rmw=Rmw.xchg) : f32[4]",
+        "multicast_load: rmw: xchg takes no dtype, got f32",
+    ),
+    (
+        "multicast_reduce",
+        "multicast_reduce(%mv, %t, %i, rmw=Rmw.addf, scope=Scope.device)",
+        "multicast_reduce: scope: peer memory needs system, got device",
+    ),
+    (
+        "multicast_reduce",
+        "multicast_reduce(%mv, %t, %i, rmw=Rmw.addf, order=Order.weak, scope=none)",
+        "multicast_reduce: order: expected one of relaxed, release, got weak",
+    ),
+    ("multicast_store", "multicast_store(%mv, %t, %f)", "multicast_store: index 0: expected an i64 scalar, got f32"),
+    ("multicast_store", "multicast_store(%mv, %n, %i)", "multicast_store: dtype of tile: expected f32, got i32"),
+    (
+        "multicast_bulk",
+        "%e = iota() : u32[2]\nmulticast_bulk(%mw, %e, %i)",
+        "multicast_bulk: tile: expected a multiple of 16 bytes below 2^32, got 8",
+    ),
+    (
+        "multicast_signal",
+        "multicast_signal(%mv, %f, %i)",
+        "multicast_signal: dtype: expected words of i32, u32, i64 or u64, got f32",
+    ),
 ]

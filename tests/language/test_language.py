@@ -8,13 +8,13 @@ from tests.frontend.test_syntax import compiled
 
 import peertile.language as T
 from peertile.dtypes import DType, f32, i32, i64
-from peertile.errors import CompileError, UnsupportedError, UsageError
+from peertile.errors import CompileError, UsageError
 from peertile.frontend.registry import implementation
 from peertile.ir.types import Access
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.language.word import KernelOnly, word_of
 
-PARAMS = "z, x, y, m, p, words, s, c, b, box, ptr, n, h"
+PARAMS = "z, x, y, m, p, v, vw, words, s, c, b, box, ptr, n, h"
 PRELUDE = """
 N = 64
 t = x.load((0,), (64,))
@@ -101,6 +101,7 @@ def test_a_signature_is_read():
         x: T.Shared,
         p: T.Peer,
         q: T.Peer[T.read],
+        v: T.Multicast,
         s: T.Signal,
         c: T.Counter,
         b: T.Barrier,
@@ -117,6 +118,7 @@ def test_a_signature_is_read():
         KernelParam("x", Role.SHARED),
         KernelParam("p", Role.PEER, access=Access.READ_WRITE),
         KernelParam("q", Role.PEER, access=Access.READ),
+        KernelParam("v", Role.MULTICAST),
         KernelParam("s", Role.SIGNAL),
         KernelParam("c", Role.COUNTER),
         KernelParam("b", Role.BARRIER),
@@ -138,8 +140,8 @@ def test_annotations_may_be_text():
 
 
 TYPES = (
-    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Signal, T.Counter, T.Barrier, T.Mailbox, T.Pointer, T.Const[...], or a dtype "
-    "such as T.i32 for a scalar"
+    "T.Exclusive, T.Accumulate, T.Shared, T.Peer, T.Multicast, T.Signal, T.Counter, T.Barrier, T.Mailbox, "
+    "T.Pointer, T.Const[...], or a dtype such as T.i32 for a scalar"
 )
 
 
@@ -196,17 +198,6 @@ def test_a_pointer_needs_an_unsafe_kernel():
         "@pt.kernel(unsafe=True), or take T.Shared, T.Exclusive or T.Peer"
     )
     assert read_signature(kernel, unsafe=True) == (KernelParam("x", Role.POINTER),)
-
-
-def test_multicast_is_not_supported_yet():
-    def kernel(x: T.Multicast):
-        pass
-
-    with pytest.raises(UnsupportedError) as caught:
-        read_signature(kernel)
-    assert str(caught.value) == (
-        "parameter `x`: T.Multicast is not supported by this version of peertile; use T.Peer and loop over T.ranks()"
-    )
 
 
 def test_peer_access_is_read_or_nothing():

@@ -9,27 +9,27 @@ SIZE, TILE, PROGRAMS = 128, 16, 2
 
 
 @pt.kernel
-def load_reduce(out: T.Exclusive, x: T.Multicast, ready: T.Signal, R: T.Const, O: T.Const, B: T.Const[int]):
+def load_reduce(out: T.Exclusive, x: T.Multicast, ready: T.Signal, R: T.Const, ORDER: T.Const, B: T.Const[int]):
     ready.notify()
     ready.wait()
     share = x.partition((B,))
     for z in out.tiles():
-        z.store(share.multimem_load_reduce(z.index, R, order=O))
+        z.store(share.multimem_load_reduce(z.index, R, order=ORDER))
 
 
 @pt.kernel
-def reduce(x: T.Multicast, mine: T.Shared, ready: T.Signal, R: T.Const, O: T.Const, B: T.Const[int]):
+def reduce(x: T.Multicast, mine: T.Shared, ready: T.Signal, R: T.Const, ORDER: T.Const, B: T.Const[int]):
     ready.notify()
     ready.wait()
     share = x.partition((B,))
     for i in T.range(T.program_id(0), x.num_tiles((B,))[0], T.num_programs(0)):
-        share.multimem_reduce((i,), R, mine.load((i,), (B,)), order=O)
+        share.multimem_reduce((i,), R, mine.load((i,), (B,)), order=ORDER)
     ready.notify()
     ready.wait()
 
 
 @pt.kernel
-def store(x: T.Multicast, mine: T.Shared, ready: T.Signal, O: T.Const, BULK: T.Const[bool], B: T.Const[int]):
+def store(x: T.Multicast, mine: T.Shared, ready: T.Signal, ORDER: T.Const, BULK: T.Const[bool], B: T.Const[int]):
     """Every rank writes the tiles of its turn into every part."""
     ready.notify()
     ready.wait()
@@ -40,7 +40,7 @@ def store(x: T.Multicast, mine: T.Shared, ready: T.Signal, O: T.Const, BULK: T.C
         if BULK:
             share.multimem_bulk_store((i,), tile)
         else:
-            share.multimem_store((i,), tile, order=O)
+            share.multimem_store((i,), tile, order=ORDER)
     ready.notify()
     ready.wait()
 
@@ -120,7 +120,7 @@ def load_reduces(rank, cases, seed):
             out = pt.empty((SIZE,), dtype)
             out.copy_from(np.full(SIZE, 77).astype(dtype.numpy))
             z = out.partition(TILE).persistent(PROGRAMS)
-            load_reduce(z, x, ready, R=rmw, O=order, B=TILE).sync()
+            load_reduce(z, x, ready, R=rmw, ORDER=order, B=TILE).sync()
             expected = combined(rmw, [values(dtype, r, seed) for r in range(group.size)], dtype)
             np.testing.assert_array_equal(out.numpy().view(np.uint8), expected.view(np.uint8), f"{name} {rmw} {order}")
             group.barrier()
@@ -142,7 +142,7 @@ def reduces(rank, cases, seed, bulk=False):
             if bulk:
                 bulk_reduce.grid(PROGRAMS)(x, mine, ready, R=rmw, B=TILE).sync()
             else:
-                reduce.grid(PROGRAMS)(x, mine, ready, R=rmw, O=order, B=TILE).sync()
+                reduce.grid(PROGRAMS)(x, mine, ready, R=rmw, ORDER=order, B=TILE).sync()
             parts = [values(dtype, r, seed) for r in (100, *range(group.size))]
             np.testing.assert_array_equal(x.numpy(), combined(rmw, parts, dtype), f"{name} {rmw} {order}")
             group.barrier()
@@ -161,7 +161,7 @@ def stores(rank, cases, seed, bulk=False):
             x.copy_from(values(dtype, 100, seed))
             group.barrier()
             mine = pt.asarray(values(dtype, group.rank, seed))
-            store.grid(PROGRAMS)(x, mine, ready, O=order, BULK=bulk, B=TILE).sync()
+            store.grid(PROGRAMS)(x, mine, ready, ORDER=order, BULK=bulk, B=TILE).sync()
             expected = np.concatenate(
                 [values(dtype, i % group.size, seed)[i * TILE : (i + 1) * TILE] for i in range(SIZE // TILE)]
             )
@@ -202,5 +202,5 @@ def all_reduces(rank, name, count, tile, seed):
             got = x.numpy()
             parts = [values(dtype, r, seed + k, count) for r in range(group.size)]
             np.testing.assert_array_equal(got, combined(T.add, parts, dtype))
-            assert len(set(group.exchange(got.tobytes()))) == 1
+            assert len(set(group.exchange(got.tobytes(), "bits"))) == 1
     return True

@@ -438,9 +438,10 @@ class FakeCuda:
     def entries(self):
         """What native code calls: functions with the signatures of the NVIDIA driver, which end up in the methods."""
 
-        def launch(function, n0, n1, n2, threads, _1, _2, shared, stream, params, extra=0):
+        def launch(function, n0, n1, n2, threads, _1, _2, shared, stream, params, *extra):
             self.native_launches += 1
-            return self._answer(lambda: self.launch(_object(function), n0, threads, shared, _object(stream), params, False))
+            f, s = _object(function), _object(stream)
+            return self._answer(lambda: self.launch(f, n0, threads, shared, s, params, not extra))
 
         def write(stream, address, value, flags):
             return self._answer(lambda: self.write_value(_object(stream), address, value, 64))
@@ -454,6 +455,8 @@ class FakeCuda:
         made = [
             ctypes.CFUNCTYPE(u, *shape, q)(launch), ctypes.CFUNCTYPE(u, *shape)(launch),
             ctypes.CFUNCTYPE(u, q, q, q, u)(write), ctypes.CFUNCTYPE(u, q)(current),
+            ctypes.CFUNCTYPE(u, q)(lambda context: self._answer(lambda: self.push_context(context))),
+            ctypes.CFUNCTYPE(u, q)(lambda found: self._answer(self.pop_context)),
         ]  # fmt: skip
         self.keep.append(made)
         return tuple(ctypes.cast(f, ctypes.c_void_p).value for f in made)

@@ -93,6 +93,76 @@ def test_parameters_are_those_of_the_launch_layout(device, fake, monkeypatch):
         assert (blocks, threads, cooperative) == (24, 32, False)
 
 
+def test_native_code_launches_all_but_the_first_of_a_stream(device, fake):
+    s = device.create_stream()
+    out = words(device, s, [0, 0, 0, 1, 1, 1, 2, 2, 2])
+    add = device.prepare_launch(device.load_module(SUITE.add), (3, 1, 1), options("add"))
+    for _ in range(5):
+        assert device.run_prepared(s, add, args(out + 24, out + 48, out)) is None
+    assert read_words(device, s, out, 3) == [3] * 3
+    assert fake.native_launches == 4
+    with raises(ArgumentError, "add: expected an argument block of 24 bytes, got 8"):
+        device.launch_prepared(s, add, args(1))
+
+
+def test_a_chain_longer_than_a_block_and_than_the_queue_runs_in_order(device, fake):
+    s = device.create_stream()
+    at = words(device, s, [1, 1, 0])
+    # Each adds the first word to the third, so every one has to have run.
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    first = device.last_ticket(s).sequence
+    numbers = device.launch_many(s, [(add, args(at, at + 16, at + 16))] * 700)
+    assert list(numbers) == list(range(first + 1, first + 701))
+    assert device.wait(device.last_ticket(s)) is Status.DONE
+    assert read_words(device, s, at + 16, 1) == [700]
+    assert device.completed(s) >= numbers[-1]
+    assert fake.native_launches > 256
+
+
+def test_a_fault_in_a_chain_is_that_of_its_launch(device):
+    s = device.create_stream()
+    count = words(device, s, [0])
+    fail = device.prepare_launch(device.load_module(SUITE.fail), (2, 1, 1), options("fail"))
+    device.wait(device.launch_prepared(s, fail, args(count, -1)))
+    numbers = device.launch_many(s, [(fail, args(count, 1 if k == 20 else -1)) for k in range(40)])
+    ticket = device.last_ticket(s)
+    assert device.wait(ticket) is Status.SKIPPED
+    record = device.take_fault(s)
+    assert (record.kind, record.op, record.sequence, record.program) == (FaultKind.ASSERT, "fail", numbers[20], 1)
+    assert device.run_prepared(s, fail, args(count, -1)) is None  # the stream goes on
+    assert list(device.launch_many(s, [])) == []
+
+
+def test_a_chain_that_is_captured_has_no_numbers(device):
+    s = device.create_stream()
+    count = words(device, s, [0])
+    fail = device.prepare_launch(device.load_module(SUITE.fail), (2, 1, 1), options("fail"))
+    device.begin_capture(s)
+    assert list(device.launch_many(s, [(fail, args(count, -1))] * 3)) == [-1] * 3
+    graph = device.instantiate(device.end_capture(s))
+    assert device.run_graph(s, graph) is None
+    assert read_words(device, s, count, 1) == [6]
+
+
+def test_a_launch_that_the_driver_refuses_natively_is_an_error(device, fake):
+    s = device.create_stream()
+    count = words(device, s, [0])
+    fail = device.prepare_launch(device.load_module(SUITE.fail), (1, 1, 1), options("fail"))
+    device.run_prepared(s, fail, args(count, -1))
+    with pytest.MonkeyPatch.context() as patch:
+        refusal = fake.error("LAUNCH_OUT_OF_RESOURCES", "cuLaunchKernel")
+
+        def refuse(*values):
+            raise refusal
+
+        patch.setattr(fake, "launch", refuse)
+        for launch in (device.run_prepared, device.launch_prepared, lambda *a: device.launch_many(s, [a[1:]] * 2)):
+            with pytest.raises(LaunchError, match="LAUNCH_OUT_OF_RESOURCES"):
+                launch(s, fail, args(count, -1))
+    assert device.run_prepared(s, fail, args(count, -1)) is None
+    assert read_words(device, s, count, 1) == [2]
+
+
 def test_kernels_that_wait_are_cooperative_if_they_have_more_than_one_program(device, fake, monkeypatch):
     seen = []
     launch = fake.launch

@@ -1,29 +1,33 @@
-"""What belongs to one rank alone while its host runs: modules, environment, arguments, clock. Put in by `enter`,
-taken out by `leave`, around every stretch that the host runs.
+"""What belongs to one rank alone while its host runs: modules, environment, arguments, clock, event loop, signal
+handlers, random numbers. Put in by `enter`, taken out by `leave`; `Worlds` does both as the machine goes from one
+rank to another, and only then, as most stretches of a host follow one of the same rank.
 
-Calls that the machine cannot carry out (threads, processes) raise UnsupportedError with the line of the program.
+What calls of the host do instead of the real thing is in `host_calls.py` and `loops.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
+import random
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-from peertile.errors import UnsupportedError
+import numpy as np
+
+from peertile.checker.host_calls import HostCalls, Patch
+from peertile.checker.loops import Network, RankPolicy, RankReactor
+from peertile.config import Config
+from peertile.runtime import future, reactor
 from peertile.runtime.context import execution
 from peertile.runtime.device import Device
 from peertile.runtime.registry import current_device, use_device
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Machine
 
-__all__ = ["RankView"]
+__all__ = ["RankView", "Worlds"]
 
 
 class _Environment(dict[str, str]):
@@ -33,47 +37,64 @@ class _Environment(dict[str, str]):
         return dict(self)
 
 
+def _settings() -> Config:
+    """As the process's, but an await never polls first: it goes through the event loop, where the schedule decides."""
+    return _process_config()._replace(spin_budget_us=0)
+
+
+_process_config = future.config
+
+
+class Worlds:
+    """Which rank's world is in place. `known` are the modules that all ranks share."""
+
+    def __init__(self) -> None:
+        self.shown: RankView | None = None
+        self.known = set(sys.modules)
+
+    def show(self, view: RankView | None) -> None:
+        """From now on the process looks as `view` has it; None: as it is."""
+        if view is self.shown:
+            return
+        if self.shown is not None:
+            self.shown.leave(self.known)
+        self.shown = view
+        if view is not None:
+            view.enter()
+
+
 class RankView:
     """The world as one rank sees it."""
 
-    def __init__(self, machine: Machine, rank: int, ranks: int, folder: Path, argv: list[str]) -> None:
+    def __init__(
+        self, machine: Machine, rank: int, ranks: int, folder: Path, argv: list[str], network: Network
+    ) -> None:
         self.machine = machine
         self.folder = str(folder)
         self.argv = argv
-        self.host: Host
+        self.calls = HostCalls(self.folder)
         self.device: Device | None = None
         self.environment = _Environment(os.environ)
         self.environment.update(
             RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks)
         )
         self.modules: dict[str, ModuleType] = {}
+        self.policy = RankPolicy(self.calls, network)
         self._outside: dict[str, Any] = {}
         self._inside: str | None = None
-        self._patches: list[tuple[Any, str, Any]] = [
-            (time, "time", self._seconds),
-            (time, "monotonic", self._seconds),
-            (time, "perf_counter", self._seconds),
-            (time, "time_ns", self._now),
-            (time, "monotonic_ns", self._now),
-            (time, "perf_counter_ns", self._now),
-            (time, "sleep", self._sleep),
-            (threading.Thread, "start", _refuse("threading.Thread.start", self)),
-            (subprocess.Popen, "__init__", _refuse("subprocess.Popen", self)),
+        self._loop: Any = None
+        self._patches: list[Patch] = [
+            *self.calls.patches,
+            (asyncio.events, "_event_loop_policy", self.policy),  # what every way to a new loop asks
+            (reactor._shared, "reactor", RankReactor()),
+            (future, "config", _settings),
+            *_own_numbers(random, random.Random(rank)),
+            *_own_numbers(np.random, np.random.RandomState(rank)),
         ]
-        if hasattr(os, "fork"):
-            self._patches.append((os, "fork", _refuse("os.fork", self)))
 
-    # ---------------------------------------------------------------- the clock of the machine
-
-    def _now(self) -> int:
-        return self.machine.now_ns + 1000 * self.machine.steps
-
-    def _seconds(self) -> float:
-        return self._now() / 1e9
-
-    def _sleep(self, seconds: float) -> None:
-        self.machine.now_ns += int(seconds * 1e9)
-        self.host.step()
+    def bind(self, host: Host) -> None:
+        """The host thread that lives in this world."""
+        self.calls.host = host
 
     # ---------------------------------------------------------------- what the host starts with
 
@@ -96,8 +117,7 @@ class RankView:
             "argv": sys.argv,
             "path": sys.path,
             "modules": {name: sys.modules.get(name) for name in self.modules},
-            "patched": [(owner, name, vars(owner)[name]) for owner, name, _ in self._patches],
-            "known": set(sys.modules),
+            "patched": [(owner, name, getattr(owner, name)) for owner, name, _ in self._patches],
             "inside": execution.inside,
         }
         os.environ = self.environment  # type: ignore[assignment]  # noqa: B003 (what it hides comes back in leave)
@@ -109,9 +129,20 @@ class RankView:
         use_device(self.device)
         # What is kept for each thread is kept for each rank here.
         execution.inside = self._inside
+        if self._loop is not None:
+            loop, task, hooks = self._loop
+            asyncio._set_running_loop(loop)
+            _swap_task(loop, task)
+            sys.set_asyncgen_hooks(*hooks)
 
-    def leave(self) -> None:
+    def leave(self, known: set[str]) -> None:
         outside = self._outside
+        loop = asyncio._get_running_loop()
+        self._loop = None
+        if loop is not None:
+            self._loop = (loop, _swap_task(loop, None), sys.get_asyncgen_hooks())
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(None, None)
         self._inside, execution.inside = execution.inside, outside["inside"]
         for owner, name, value in outside["patched"]:
             setattr(owner, name, value)
@@ -121,28 +152,31 @@ class RankView:
         os.environ = outside["environ"]  # noqa: B003
         sys.argv = outside["argv"]
         sys.path = outside["path"]
-        if len(sys.modules) != len(outside["known"]):
-            for name in set(sys.modules) - outside["known"]:
-                module = sys.modules[name]
-                file = getattr(module, "__file__", None)
-                if file is not None and str(file).startswith(self.folder + os.sep):
-                    self.modules.setdefault(name, module)
         for name in self.modules:
             before = outside["modules"].get(name)
             if before is None:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = before
+        if len(sys.modules) != len(known):
+            for name in set(sys.modules) - known:
+                module = sys.modules[name]
+                if str(getattr(module, "__file__", None)).startswith(self.folder + os.sep):
+                    self.modules[name] = module
+                    del sys.modules[name]
+                else:
+                    known.add(name)
 
 
-def _refuse(what: str, view: RankView) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and not frame.f_code.co_filename.startswith(view.folder):
-            frame = frame.f_back
-        raise UnsupportedError(
-            f"{what}: cannot be checked, as the simulated machine has one thread for each rank "
-            f"({frame.f_code.co_filename}:{frame.f_lineno})"
-        )
+def _own_numbers(module: Any, source: Any) -> list[Patch]:
+    """The functions of a module that are methods of one hidden generator, as methods of `source`: cheaper to put in
+    place than the generator's state, and what a rank seeds is its own."""
+    hidden = module.random.__self__
+    names = [name for name in module.__all__ if getattr(getattr(module, name), "__self__", None) is hidden]
+    return [(module, name, getattr(source, name)) for name in names]
 
-    return refuse
+
+def _swap_task(loop: Any, task: Any) -> Any:
+    """The task that the loop runs, with another one in its place. Python 3.14 keeps it for each thread, not loop."""
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)
+    return swap(loop, task) if swap is not None else None

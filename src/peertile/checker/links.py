@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from peertile.comm.control import ControlBlock, Segment
 from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request
 from peertile.sim.clocks import Clock, join
-from peertile.sim.hosts import Host
+from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine, Task
 from peertile.sim.verdicts import Waiter
 
@@ -38,7 +38,7 @@ class SimHub:
 
     def call(self, host: Host, rank: int, request: Arrive) -> Reply:
         """Arrives for `rank`, and parks its host until the reply."""
-        host.step()
+        host.step(Call.MEETS)
         meeting = (request.group, request.generation, request.sequence)
         known = self._clocks.setdefault(meeting, {})
         join(known, host.release(None))

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from peertile.checker.isolation import RankView
+from peertile.checker.isolation import RankView, Worlds
 from peertile.checker.links import SimHub, SimLink
+from peertile.checker.loops import Network
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
 from peertile.direct import fingerprint
@@ -90,6 +91,8 @@ class ProgramCase(Case):
         else:
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
+        self._views: list[RankView] = []
+        self._worlds = Worlds()
         super().__init__(self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop)
 
     # ---------------------------------------------------------------- one run
@@ -99,17 +102,24 @@ class ProgramCase(Case):
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             outcome = super()._once(chooser, rule, park, foresight)
         self.output = printed.getvalue()
+        refused = next((view.calls.refused for view in self._views if view.calls.refused is not None), None)
+        if refused is not None:  # whatever came of it, it is not what the program does
+            raise CannotCheck(str(refused)) from refused
         return outcome
 
     def _build(self, machine: Machine) -> None:
         hub = SimHub(machine, self.ranks)
-        self._hosts = []
+        self._hosts, self._views = [], []
+        worlds, network = Worlds(), Network()
+        self._worlds = worlds
+        views = self._views
+        machine.show = lambda rank: worlds.show(views[rank])
         for rank in range(self.ranks):
             name = str(self.program) if isinstance(self.program, Path) else "program"
-            view = RankView(machine, rank, self.ranks, self.folder, [name, *self.argv])
+            view = RankView(machine, rank, self.ranks, self.folder, [name, *self.argv], network)
+            views.append(view)
             host = Host(machine, rank, partial(self._main, machine, hub, rank, view))
-            view.host = host
-            host.enter, host.leave = view.enter, view.leave
+            view.bind(host)
             host.failed = partial(self._failed, rank)
             self._hosts.append(host)
 
@@ -151,9 +161,12 @@ class ProgramCase(Case):
 
     def _stop(self, machine: Machine) -> None:
         machine.stopping = True
-        for host in self._hosts:
-            host.stop()
-        self._hosts = []
+        try:
+            for host in self._hosts:
+                host.stop()
+        finally:
+            self._worlds.show(None)
+            self._hosts = []
 
 
 def find_main(module: ModuleType, path: Path) -> Program:

@@ -22,6 +22,7 @@ from peertile.frontend.values import (
     Known,
     Mailbox,
     Method,
+    Multicast,
     Peer,
     Pointer,
     Round,
@@ -234,6 +235,11 @@ def _no_attribute(value: Abstract, words: type | None, name: str) -> str:
         return (
             f"`{value.name}.{name}`: expected one rank's part, got the symmetric parameter; "
             f"write {value.name}.local.{name}(...) or {value.name}.at(rank).{name}(...)"
+        )
+    if isinstance(value, Multicast) and name in ("load", "store", "load_like", "atomic", "atomic_add", "at", "local"):
+        return (
+            f"`{value.name}.{name}`: expected an operation on every rank's part, got an ordinary access; write "
+            f"{value.name}.partition(shape).multimem_..., or pass the tensor as T.Peer too and reach one part there"
         )
     if isinstance(value, Accumulate) and name in ("load", "store", "load_like"):
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 from peertile.frontend.scope import Build
 from peertile.frontend.values import Abstract, Barrier, Counter, Mailbox, Multicast, Peer, Signal
@@ -36,9 +37,12 @@ def num_ranks_of(b: Build, value: Value) -> Value:
     return b.builder.value(ops.NumRanks, (symmetric_of(b, value),), INDEX)
 
 
+_GROUPED: Final = (Peer, Multicast, Signal, Counter, Barrier, Mailbox)
+
+
 def group_object(b: Build, role: str) -> Value:
     """An object of the one group in play; an error where there is none, or more than one."""
-    objects = {name: p for name, p in b.params.items() if isinstance(p, Peer | Multicast | Signal | Counter | Barrier | Mailbox)}
+    objects = {name: p for name, p in b.params.items() if isinstance(p, _GROUPED)}
     if not objects:
         b.fail(
             f"{role}: expected one group in play, got none: no parameter is T.Peer, T.Signal, T.Counter, T.Barrier "

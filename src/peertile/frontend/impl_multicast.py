@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import peertile.language as T
-from peertile.frontend.convert import flag_arg
+from peertile.frontend.convert import flag_arg, to_dtype
 from peertile.frontend.groups import check_range, num_ranks_of, rank_of
 from peertile.frontend.impl_memory import index_args, num_tiles, shape_for
 from peertile.frontend.impl_tiles import enum_arg, tuple_text
 from peertile.frontend.orders import order_arg, scope_of_access
 from peertile.frontend.registry import implements
-from peertile.frontend.convert import to_dtype
 from peertile.frontend.scope import Build
 from peertile.frontend.values import NONE, Abstract, Known, Multicast, MulticastTiles, Tile, Token, Tup, describe
 from peertile.ir import ops
@@ -78,7 +77,9 @@ def _partition(b: Build, self: Abstract, shape: Abstract, in_bounds: Abstract) -
     promises = tuple(flag_arg(b, p, f"{role}: in_bounds") for p in _per_axis(b, in_bounds, t.rank, role))
     nbytes = TileType(t.dtype, extents).numel * t.dtype.itemsize
     if nbytes % 4:
-        b.fail(f"{role}: expected tiles of a multiple of 4 bytes, got {tuple_text(extents)} of {t.dtype.name}: {nbytes}")
+        b.fail(
+            f"{role}: expected tiles of a multiple of 4 bytes, got {tuple_text(extents)} of {t.dtype.name}: {nbytes}"
+        )
     if t.dtype.bits == 16:
         units = [k for k, unit in enumerate(t.unit_stride) if unit]
         if len(units) != 1:
@@ -166,9 +167,7 @@ def _load_reduce(
     s = scope_of_access(b, scope, Space.PEER, o, role)
     indices, bounds = _place(b, tiles, index, role)
     t = TileType(x.type.dtype, tiles.shape)
-    return Tile(
-        b.builder.value(ops.MulticastLoad, (x.value, *indices), t, rmw=rmw, order=o, scope=s, bounds=bounds)
-    )
+    return Tile(b.builder.value(ops.MulticastLoad, (x.value, *indices), t, rmw=rmw, order=o, scope=s, bounds=bounds))
 
 
 @implements(T.MulticastTiles.multimem_reduce)

@@ -26,7 +26,7 @@ class MulticastTiles(KernelOnly):
 
     Example::
 
-        share = x.partition((64,))
+        share = v.partition((64,))
         share.multimem_store((0,), share.multimem_load_reduce((0,), T.add))
     """
 
@@ -42,7 +42,7 @@ class MulticastTiles(KernelOnly):
 
         Example::
 
-            x.partition((64,)).multimem_load_reduce((0,), T.add, order=T.relaxed)
+            v.partition((64,)).multimem_load_reduce((0,), T.add, order=T.relaxed)
         """
 
     @word
@@ -56,7 +56,7 @@ class MulticastTiles(KernelOnly):
 
         Example::
 
-            x.partition((64,)).multimem_reduce((0,), T.add, T.ones((64,), x.dtype))
+            v.partition((64,)).multimem_reduce((0,), T.add, T.ones((64,), v.dtype))
         """
 
     @word
@@ -65,7 +65,7 @@ class MulticastTiles(KernelOnly):
 
         Example::
 
-            x.partition((64,)).multimem_store((0,), T.ones((64,), x.dtype))
+            v.partition((64,)).multimem_store((0,), T.ones((64,), v.dtype))
         """
 
     @word
@@ -79,7 +79,7 @@ class MulticastTiles(KernelOnly):
 
         Example::
 
-            x.partition((64,)).multimem_bulk_store((0,), T.ones((64,), x.dtype))
+            v.partition((64,)).multimem_bulk_store((0,), T.ones((64,), v.dtype))
         """
 
 
@@ -93,8 +93,8 @@ class Multicast(KernelOnly):
 
     Example::
 
-        share = x.partition((64,))
-        for i in T.range(x.rank, x.num_tiles((64,))[0], x.num_ranks):
+        share = v.partition((64,))
+        for i in T.range(v.rank, v.num_tiles((64,))[0], v.num_ranks):
             share.multimem_store((i,), share.multimem_load_reduce((i,), T.add))
     """
 
@@ -105,7 +105,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            x.rank
+            v.rank
         """
 
     @property
@@ -115,7 +115,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            x.num_ranks
+            v.num_ranks
         """
 
     @property
@@ -125,7 +125,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            x.shape[0]
+            v.shape[0]
         """
 
     @property
@@ -135,7 +135,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            T.zeros((64,), x.dtype)
+            T.zeros((64,), v.dtype)
         """
 
     @property
@@ -145,7 +145,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            T.static_assert(x.ndim == 1)
+            T.static_assert(v.ndim == 1)
         """
 
     @word
@@ -154,7 +154,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            x.num_tiles((64,))[0]
+            v.num_tiles((64,))[0]
         """
 
     @word
@@ -167,7 +167,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            x.partition((64,), in_bounds=True)
+            v.partition((64,), in_bounds=True)
         """
 
     @word
@@ -177,7 +177,7 @@ class Multicast(KernelOnly):
 
         Example::
 
-            w.multimem_signal(1)
+            vw.multimem_signal(1)
         """
 
     @word
@@ -186,5 +186,5 @@ class Multicast(KernelOnly):
 
         Example::
 
-            w.multimem_signal_add(1, index=2)
+            vw.multimem_signal_add(1, index=2)
         """

@@ -8,8 +8,9 @@ arguments, chooses, and builds launches. It never waits for a peer, but for `che
 from __future__ import annotations
 
 import os
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,8 +27,10 @@ from peertile.library import kernels
 from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
 from peertile.library.selection import Algorithm, choose
+from peertile.library.staging import Staging
 from peertile.runtime.device import Device, Stream
 from peertile.runtime.op import DeviceOp, ExecutionContext
+from peertile.runtime.site import call_site
 from peertile.runtime.tensor import Tensor
 
 __all__ = ["AnyTensor", "CollectiveOp", "Collectives"]
@@ -55,36 +58,55 @@ class CollectiveOp(DeviceOp[T]):
     Ranks that made different calls get SignatureMismatch (or PeerFailed, where another rank noticed first).
     """
 
-    __slots__ = ("_communicator", "_launches", "_result", "_text")
+    __slots__ = ("_call", "_communicator")
 
-    def __init__(self, communicator: Collectives, text: str, launches: Sequence[LaunchOp], result: T) -> None:
-        super().__init__()
+    def __init__(self, communicator: Collectives, call: _Call) -> None:
+        # As DeviceOp.__init__ does, without the call: repeating a small collective is counted in nanoseconds.
+        self._spent = False
+        self._site = call_site(3)
         self._communicator = communicator
-        self._text = text
-        self._launches = launches
-        self._result = result
+        self._call = call
 
     @property
     def name(self) -> str:
-        return self._text
+        return self._call.text
 
     @property
     def device(self) -> Device:
         return self._communicator.device
 
+    def preferred_stream(self) -> Stream | None:
+        """Where the communicator's channels were used last."""
+        return self._call.launches[0].preferred_stream()
+
     @property
     def launches(self) -> tuple[LaunchOp, ...]:
         """The kernel launches that this op will run, for inspection and warm-up."""
-        return tuple(self._launches)
+        return self._call.launches
 
     def _execute(self, context: ExecutionContext) -> T:
-        communicator = self._communicator
-        communicator._check_open(self._text)
+        communicator, call = self._communicator, self._call
+        communicator._check_open(call.text)
         if communicator.checked:
-            communicator.group.agree(self._text, "a collective")
-        for launch in self._launches:
+            communicator.group.agree(call.text, "a collective")
+        for launch in call.launches:
             launch._execute(context)  # not spent by it: a kept launch is executed again by the next op
-        return self._result
+        return call.result  # type: ignore[no-any-return]
+
+    def _run_to_end(self, stream: Stream) -> T:
+        communicator, call = self._communicator, self._call
+        launch, staging = call.only, call.staging
+        if launch is None or communicator.checked or communicator._closed or stream.recording is not None:
+            return super()._run_to_end(stream)
+        # The shortest way: one launch on the thread of the caller.
+        if staging is None:
+            launch._run_to_end(stream)
+            return call.result  # type: ignore[no-any-return]
+        launch = call.way(staging.begin())
+        start = time.perf_counter_ns()
+        launch._run_to_end(stream)
+        staging.took(time.perf_counter_ns() - start)
+        return call.result  # type: ignore[no-any-return]
 
     def sync_on(self, stream: Stream) -> T:
         """Run on `stream` and wait for the end."""
@@ -93,11 +115,54 @@ class CollectiveOp(DeviceOp[T]):
         except SignatureMismatch as error:
             rank = self._communicator.group.rank
             raise SignatureMismatch(
-                f"ranks called different collectives: rank {rank} is in {self._text}. {error.message}. "
+                f"ranks called different collectives: rank {rank} is in {self.name}. {error.message}. "
                 "Collectives(checked=True) compares every call first and names what each rank called",
                 op=error.op,
                 place=error.place,
             ) from error
+
+
+class _Call:
+    """A collective of certain tensors, bound: what repeating it needs.
+
+    `keep` has to live as long as the call can be repeated: tensors, whose ids stay theirs. With `staging` there are
+    two ways to do it, one launch each, bound by `bind` when they are first taken.
+    """
+
+    __slots__ = ("_bind", "_launches", "_ways", "keep", "only", "result", "staging", "text")
+
+    def __init__(
+        self,
+        text: str,
+        launches: Sequence[LaunchOp],
+        result: Any,
+        keep: object = None,
+        staging: Staging | None = None,
+        bind: Callable[[bool], LaunchOp] | None = None,
+    ) -> None:
+        self.text = text
+        self.result = result
+        self.keep = keep
+        self.staging = staging
+        self._bind = bind
+        self._ways: list[LaunchOp | None] = [None, None]
+        self._launches = tuple(launches)
+        self.only = launches[0] if len(launches) == 1 else None
+        """The launch, where there is just one."""
+        if staging is not None:
+            self.only = self.way(staging.begin())
+
+    @property
+    def launches(self) -> tuple[LaunchOp, ...]:
+        return self._launches if self.staging is None else (self.way(self.staging.around),)
+
+    def way(self, around: bool) -> LaunchOp:
+        """The launch that stages through the caches, or around them."""
+        launch = self._ways[around]
+        if launch is None:
+            assert self._bind is not None
+            launch = self._ways[around] = self._bind(around)
+        return launch
 
 
 class Collectives:
@@ -160,7 +225,10 @@ class Collectives:
         self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
         # Bound launches of recent calls; the tensors are kept with them, so their ids stay theirs.
-        self._kept: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._kept: dict[tuple[Any, ...], _Call] = {}
+        # The two ways of staging as arguments, and what was faster by size.
+        self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
+        self._staging: dict[int, Staging] = {}
         self._closed = False
         group.on_recover(self._recover)
 
@@ -276,27 +344,33 @@ class Collectives:
 
     def _op(self, text: str, launches: Sequence[LaunchOp], result: T) -> CollectiveOp[T]:
         self._check_open(text)
-        return CollectiveOp(self, text, launches, result)
+        return CollectiveOp(self, _Call(text, launches, result))
 
     def _kept_op(self, key: tuple[Any, ...] | None) -> CollectiveOp[Any] | None:
         """The op of a recent call with the same tensors and options, ready to run."""
-        kept = None if key is None else self._kept.get(key)
-        if kept is None or self._closed:
-            return None
-        text, launches, out, _ = kept
-        return CollectiveOp(self, text, launches, out)
+        call = self._kept.get(key) if key is not None else None
+        return None if call is None or self._closed else CollectiveOp(self, call)
 
     def _keep(
-        self, text: str, key: tuple[Any, ...] | None, launches: list[LaunchOp], x: AnyTensor | None, out: Any
+        self,
+        text: str,
+        key: tuple[Any, ...] | None,
+        launches: Sequence[LaunchOp],
+        x: AnyTensor | None,
+        out: Any,
+        bind: Callable[[bool], LaunchOp] | None = None,
     ) -> CollectiveOp[Any]:
         """An op whose bound launches are kept, if what stays alive with them is small or lives with its heap.
-        No key: a new tensor, which nobody can pass again before it is known."""
-        small = out is None or isinstance(out, SymmetricTensor) or prod(out.shape) * out.dtype.itemsize <= KEPT_BYTES
-        if key is not None and small:
+        No key: a new tensor, which nobody can pass again before it is known. `bind`: see _Call."""
+        nbytes = 0 if out is None else prod(out.shape) * out.dtype.itemsize
+        staging = self._staging.setdefault(nbytes.bit_length(), Staging()) if bind else None
+        call = _Call(text, launches, out, x, staging, bind)
+        if key is not None and (isinstance(out, SymmetricTensor) or nbytes <= KEPT_BYTES):
             if len(self._kept) >= KEPT_CALLS:
                 del self._kept[next(iter(self._kept))]
-            self._kept[key] = (text, launches, out, x)
-        return self._op(text, launches, out)
+            self._kept[key] = call
+        self._check_open(text)
+        return CollectiveOp(self, call)
 
     def _line(self, t: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Elements [start, stop) as a matrix of one row."""
@@ -341,10 +415,16 @@ class Collectives:
         family = "all_reduce_symmetric" if symmetric else "all_reduce"
         choice = choose(family, self.device.driver.kind.value, self.arch, self.group.size, nbytes)
         chosen, tile_bytes = (choice.algorithm, choice.tile_bytes) if algorithm is None else (algorithm, 1 << 14)
-        if algorithm is Algorithm.TWO_SHOT:
+        if algorithm in (Algorithm.TWO_SHOT, Algorithm.PIPELINED):
             tile_bytes = 1 << 16
         plan = self._plan(chosen, a.dtype, a.size, algorithm is not None)
         text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {plan.value}{', symmetric' if symmetric else ''})"
+        if plan is Algorithm.PIPELINED:
+
+            def bind(around: bool) -> LaunchOp:
+                return self._pipelined(a, b, same, op, tile_bytes, around)
+
+            return self._keep(text, key, (), x, out, bind)
         return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
 
     def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
@@ -417,6 +497,16 @@ class Collectives:
             tile = self._tile(count, dtype.itemsize, tile_bytes, 4 * n * self.programs)
             return [self._two_shot(b, source[0], tile, op)]
         return self._in_parts(algorithm, a, b, same, op, tile_bytes)
+
+    def _pipelined(self, a: Tensor, b: Tensor, same: bool, op: ReduceOp, tile_bytes: int, around: bool) -> LaunchOp:
+        tile = self._tile(b.size, b.dtype.itemsize, tile_bytes, 4 * self.programs)
+        shelf, rows = self._view(self._shelf, b.dtype, tile)
+        ends = (self._cut(b, tile),) if same else (self._cut(b, tile), self._line(a))
+        kernel = kernels.all_reduce_pipelined_in_place if same else kernels.all_reduce_pipelined
+        return kernel(
+            *(*ends, self._hello, self._ready, shelf, rows, self._ways[around]),
+            N=self._few, OP=op, ACC=accumulator(b.dtype), DT=b.dtype,
+        )  # fmt: skip
 
     def _two_shot(self, b: Tensor, x: Tensor, tile: int, op: ReduceOp) -> LaunchOp:
         inbox, inbox_rows = self._view(self._inbox, b.dtype, tile)

@@ -16,7 +16,8 @@ How memory that peers read is reused, the invariants:
   it, so every inbox is free at the beginning of a call. Within a call a slot comes back after 4 chunks, and
   `done` of a chunk is waited for 2 chunks later.
 - `shelf` (written by its owner, read by peers): written only after the first exchange of a call; by then every
-  peer has ended its last call. Within a call: as `inbox`, or acknowledged.
+  peer has ended its last call. Within a call: as `inbox`, or acknowledged, or (pipelined) by its distance: who
+  has heard that everybody shows chunk k - 1 knows that everybody is done with chunk k - 3, and writes chunk k + 1.
 - A symmetric tensor of the user is read by peers between two exchanges of one call.
 """
 
@@ -219,6 +220,76 @@ def all_reduce_two_shot_in_place(
     k = 0
     for tile in out.tiles():
         tile.store(shelf.at(k % n).load((place + k // n, 0), (1, B)))
+        k += 1
+
+
+# ---------------------------------------------------------------- all-reduce, pipelined
+
+
+def show(x: T.Tile, shelf: T.Peer, row: T.Tile, around: T.Tile) -> None:
+    """A tile onto my shelf; around the caches, if that is how it reaches the others faster (see staging.py)."""
+    if around != 0:
+        T.put(x, shelf, (row, 0), wait=False)
+        T.quiet()
+    else:
+        shelf.local.store((row, 0), x)
+
+
+def combine_shown(own: T.Tile, shelf: T.Peer, row: T.Tile, B: int, N: int, OP: object, ACC: T.DType) -> T.Tile:
+    """What everybody shows in `row`, in rank order. Of two, one's own need not be read back."""
+    me = shelf.rank
+    if N == 2:
+        mine = own.astype(ACC)
+        other = shelf.at(1 - me).load((row, 0), (1, B)).astype(ACC)
+        # The order of the operands decides which NaN is kept, and must be the same on both.
+        return finish(fold(T.where(me == 0, mine, other), T.where(me == 0, other, mine), OP), shelf.num_ranks, OP)
+    return combine(shelf, row, 0, B, N, OP, ACC)
+
+
+@kernel
+def all_reduce_pipelined(
+    out: T.Exclusive, x: T.Shared, hello: T.Mailbox, ready: T.Signal, shelf: T.Peer, rows: T.i64, way: T.Shared,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """As one-shot, tile by tile: tile k + 1 is shown before tile k of everybody is read, so that memory is read,
+    exchanged and written all the time. Any count; the shelf holds SLOTS tiles. `way`: 0 through the caches."""
+    p, P = T.program_id(0), T.num_programs(0)
+    B = out.tile_shape[1]
+    mine = share(out.num_tiles()[1])
+    first = p * rows
+    around = T.ld(way, (0,))
+    if out.shape[1] >= 0:
+        meet(hello)
+    if mine > 0:
+        show(x.load((0, p), (1, B)), shelf, first, around)
+        ready.notify()
+    k = 0
+    for tile in out.tiles():
+        if k + 1 < mine:
+            show(x.load((0, p + (k + 1) * P), (1, B)), shelf, first + (k + 1) % SLOTS, around)
+            ready.notify()
+        ready.wait()
+        tile.store(combine_shown(x.load_like(tile), shelf, first + k % SLOTS, B, N, OP, ACC).astype(out.dtype))
+        k += 1
+
+
+@kernel
+def all_reduce_pipelined_in_place(
+    out: T.Exclusive, hello: T.Mailbox, ready: T.Signal, shelf: T.Peer, rows: T.i64, way: T.Shared,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """As all_reduce_pipelined, of `out` itself, one tile after the other."""
+    first = T.program_id(0) * rows
+    around = T.ld(way, (0,))
+    if out.shape[1] >= 0:
+        meet(hello)
+    k = 0
+    for tile in out.tiles():
+        row = first + k % SLOTS
+        show(tile.load(), shelf, row, around)
+        ready.notify()
+        ready.wait()
+        tile.store(combine_shown(tile.load(), shelf, row, out.tile_shape[1], N, OP, ACC).astype(out.dtype))
         k += 1
 
 

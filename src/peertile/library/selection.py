@@ -21,14 +21,17 @@ class Algorithm(Enum):
     """How an all-reduce goes.
 
     ONE_SHOT: everybody reads everything, one exchange. TWO_SHOT: everybody reduces a share and shows it, two
-    exchanges, pipelined over chunks. FLAGGED: one exchange, every element carries its own flag. RING: each
-    rank talks to its neighbours alone; folds in the order of the ring, which differs from rank order.
+    exchanges, pipelined over chunks. PIPELINED: as one-shot, tile by tile, one exchange each, any size. FLAGGED: one
+    exchange, every element carries its own flag. RING: each rank talks to its neighbours alone; folds in the order
+    of the ring, which differs from rank order.
     """
 
     ONE_SHOT = "one_shot"
     TWO_SHOT = "two_shot"
+    PIPELINED = "pipelined"
     FLAGGED = "flagged"
     RING = "ring"
+    PUSHED = "pushed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ def expand_multicast(kernel: Kernel) -> Kernel:
 def _facts(kernel: Kernel) -> None:
     """Extents are those of the parts: no backend asks a multicast object itself for them."""
     for op in list(walk(kernel.body)):
-        if isinstance(op, ops.Extent | ops.NumTiles | ops.ViewStride) and isinstance(op.operands[0].type, MulticastType):
+        if isinstance(op, ops.Extent | ops.NumTiles | ops.ViewStride) and isinstance(
+            op.operands[0].type, MulticastType
+        ):
             assert op.parent is not None
             e = Emitter(Builder(op.parent, op.loc, op), kernel)
             op.operands[0] = e.field(op.operands[0], "data")
@@ -146,9 +148,7 @@ def _store(e: _Parts, op: Op) -> None:
         if order is Order.WEAK:
             e.b.emit(ops.Store, operands, bounds=Bounds.PROVEN, proxy=Proxy.MULTICAST)
         else:
-            e.b.emit(
-                ops.TileStore, operands, bounds=Bounds.PROVEN, order=order, scope=scope, proxy=Proxy.MULTICAST
-            )
+            e.b.emit(ops.TileStore, operands, bounds=Bounds.PROVEN, order=order, scope=scope, proxy=Proxy.MULTICAST)
 
     e.each(op, part)
 

@@ -42,7 +42,8 @@ class Use:
     """
 
     __slots__ = (
-        "channel", "devices", "end", "exclusive", "exempt", "high", "lifetime_only", "low", "start", "storage", "writes",
+        "channel", "devices", "end", "exclusive", "exempt", "high", "lifetime_only", "low", "start", "storage",
+        "writes",
     )  # fmt: skip
 
     def __init__(

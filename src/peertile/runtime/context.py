@@ -64,9 +64,8 @@ class ExecutionContext:
 
     __slots__ = (
         "__weakref__",
-        "_batch",
         "_driver",
-        "_sealed",
+        "batch",
         "depends",
         "device",
         "error",
@@ -75,6 +74,7 @@ class ExecutionContext:
         "handle",
         "host_pending",
         "is_finished",
+        "is_sealed",
         "keep",
         "last",
         "leases",
@@ -101,7 +101,7 @@ class ExecutionContext:
         self.leases: list[Lease] = []
         self.makers: dict[int, Maker] | None = None
         self.depends: list[ExecutionContext] | None = None
-        self._batch: list[_Launch] = []
+        self.batch: list[_Launch] = []
         self.first = 0
         self.last: Ticket | None = None
         self.host_pending = False
@@ -110,12 +110,12 @@ class ExecutionContext:
         """Where the operation being executed was made."""
         self.error: PeertileError | None = None
         self.is_finished = False
-        self._sealed = False
+        self.is_sealed = False
 
     @property
     def driver(self) -> DriverDevice:
         """The driver of the device; everything that was executed before has been enqueued."""
-        if self._batch:
+        if self.batch:
             self.flush()
         return self._driver
 
@@ -143,18 +143,19 @@ class ExecutionContext:
         return lease
 
     def launch(self, prepared: PreparedLaunch, args: bytes, lease: Lease | None, maker: Maker) -> None:
-        """Enqueue a launch: at once, or with those that follow. A chain reaches the driver a few launches at a time,
-        which is cheaper than one by one, and leaves the device as little time without work as makes no difference."""
+        """Enqueue a launch, now or with those that follow: operations of a zip reach the driver a few at a time, which
+        is cheaper than one by one. Before any code of the user's runs, a closure for instance, all is enqueued
+        (`flush`): it may take long, and it may wait for the very work that was put off."""
         if self.recording is not None:
             self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
             return
-        self._batch.append((prepared, args, lease, maker))
-        if len(self._batch) >= _BATCH:
+        self.batch.append((prepared, args, lease, maker))
+        if len(self.batch) >= _BATCH:
             self.flush()
 
     def flush(self) -> None:
         """Enqueue what `launch` has put off."""
-        batch, self._batch = self._batch, []
+        batch, self.batch = self.batch, []
         if len(batch) == 1:
             prepared, args, lease, maker = batch[0]
             self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
@@ -213,7 +214,7 @@ class ExecutionContext:
 
     def order_behind(self, event: Event) -> None:
         """Order what follows behind an event of another stream."""
-        if self._batch:
+        if self.batch:
             self.flush()
         self.note(event.order(self.stream))
 
@@ -240,15 +241,15 @@ class ExecutionContext:
 
     def seal(self) -> None:
         """Everything is enqueued, at the latest now."""
-        if self._batch:
+        if self.batch:
             self.flush()
-        self._sealed = True
+        self.is_sealed = True
 
     def is_done(self) -> bool:
         """Whether everything enqueued has left the stream."""
         if self.is_finished:
             return True
-        if not self._sealed:
+        if not self.is_sealed:
             return False
         last = self.last
         return last is None or self._driver.query(last) is not Status.PENDING
@@ -284,7 +285,7 @@ class ExecutionContext:
         """The execution ended part way: what was enqueued keeps what it owns until the last operation of the
         stream has left it, which is later than ours, hence safe."""
         try:
-            self._batch = []  # what was not enqueued never will be
+            self.batch = []  # what was not enqueued never will be
             self.last = self._driver.last_ticket(self.handle)
             self.seal()
             if self.is_done():

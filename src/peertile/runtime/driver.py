@@ -545,7 +545,7 @@ class DriverDevice(ABC):
         return PreparedLaunch(module, grid, options)
 
     def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
-        """As `launch`, of what was prepared on this device. `args` is copied, or kept alive, until the launch is over."""
+        """As `launch`, of what was prepared on this device. `args` is copied, or kept until the launch is over."""
         return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from peertile.config import config
 from peertile.errors import PeertileError, UsageError
-from peertile.runtime.context import ExecutionContext, outside_execution
+from peertile.runtime.context import ExecutionContext, execution, outside_execution
 from peertile.runtime.reactor import watch
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["DeviceFuture"]
 
 T = TypeVar("T")
-
-_RETIRE_AT = 16
-"""Submissions on a stream from which on each new one lets go of those that are over: asking costs as much as
-enqueueing."""
 
 
 class DeviceFuture(Generic[T]):
@@ -96,10 +92,11 @@ class DeviceFuture(Generic[T]):
         op = self._op
         if op is None:
             return
-        outside_execution(op.name)
-        stream = self._stream = self._stream or op._pick(self._policy)
-        if len(stream.inflight) >= _RETIRE_AT:
-            stream.retire()
+        if execution.inside is not None:
+            outside_execution(op.name)
+        stream = self._stream
+        if stream is None:
+            stream = self._stream = op._pick(self._policy)
         context = ExecutionContext(op.name, stream, on_caller=False)
         self._op = None
         stream.admit(context)

@@ -50,6 +50,10 @@ Ts = TypeVarTuple("Ts")
 
 _UNKNOWN_NS = 1 << 62
 
+_OVERLAP_AT = 4
+"""Operations from which on `sync` enqueues them: their stream then runs them while this thread makes the next one
+ready. Fewer run on the thread that waits for them anyway, which wakes no other."""
+
 
 class DeviceOp(Generic[T]):
     """A lazy operation on a device, used once; `T` is what executing it gives.
@@ -105,6 +109,8 @@ class DeviceOp(Generic[T]):
     # ---------------------------------------------------------------- execution
 
     def _execute(self, context: ExecutionContext) -> T:
+        if context.batch:
+            context.flush()
         return self.execute(context)
 
     def _expected_ns(self) -> int:
@@ -143,6 +149,11 @@ class DeviceOp(Generic[T]):
         finally:
             execution.inside = before
 
+    @property
+    def _operations(self) -> int:
+        """How many operations it consists of, at least: from a few on, the stream runs while they are enqueued."""
+        return 1
+
     def _pick(self, policy: SchedulingPolicy | None) -> Stream:
         stream: Stream = (policy or self.device.policy).stream_for(self)
         return stream
@@ -160,7 +171,7 @@ class DeviceOp(Generic[T]):
 
     def _run_to_end(self, stream: Stream) -> T:
         """What `sync_on` does with an op that is spent already."""
-        context = ExecutionContext(self.name, stream, on_caller=True)
+        context = ExecutionContext(self.name, stream, on_caller=self._operations < _OVERLAP_AT)
         try:
             result = self._start(context)
             context.seal()
@@ -174,8 +185,11 @@ class DeviceOp(Generic[T]):
 
     def submit(self, stream: Stream | None = None) -> DeviceFuture[T]:
         """Enqueue on `stream` (default: the device's policy says which) and return at once."""
-        outside_execution(self.name)
-        self._spend()
+        if execution.inside is not None:
+            outside_execution(self.name)
+        if self._spent:
+            self._spend()
+        self._spent = True
         future = DeviceFuture(self, None, stream)
         future._submit()
         return future
@@ -197,6 +211,7 @@ class DeviceOp(Generic[T]):
         outside_execution(self.name)
         self._spend()
         context = ExecutionContext(self.name, stream, on_caller=False)
+        context.gives_up_leases = True
         try:
             return self._start(context)
         finally:
@@ -335,6 +350,10 @@ class Chain(DeviceOp[T]):
     def preferred_stream(self) -> Stream | None:
         return self._source.preferred_stream()
 
+    @property
+    def _operations(self) -> int:
+        return self._source._operations + len(self._steps)
+
     def _extended(self, step: Step, closure: Callable[..., Any]) -> DeviceOp[Any]:
         if not callable(closure):
             raise ArgumentError(f"{step.value}: expected a function, got {type(closure).__name__}")
@@ -345,6 +364,8 @@ class Chain(DeviceOp[T]):
     def _execute(self, context: ExecutionContext) -> T:
         result: Any = self._source._execute(context)
         for step, closure in self._steps:
+            if context.batch:
+                context.flush()
             if context.host_pending:
                 context.settle_host()
             before = execution.inside
@@ -399,6 +420,10 @@ class ZipOp(DeviceOp[T]):
 
     def preferred_stream(self) -> Stream | None:
         return next((s for s in (op.preferred_stream() for op in self._ops) if s is not None), None)
+
+    @property
+    def _operations(self) -> int:
+        return sum([op._operations for op in self._ops])
 
     def _execute(self, context: ExecutionContext) -> T:
         return cast("T", tuple([op._execute(context) for op in self._ops]))

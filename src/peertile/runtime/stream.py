@@ -25,6 +25,10 @@ __all__ = ["Event", "Stream", "leaked_submissions", "live_submissions"]
 
 _ids = itertools.count(1)
 
+_RETIRE_AT = 16
+"""Submissions on a stream from which on each new one lets go of those that are over: asking costs as much as
+enqueueing."""
+
 
 class _Live:
     """Streams with submissions that are not known to be over. Submissions own what they use and are owned from
@@ -110,9 +114,27 @@ class Stream:
 
     def admit(self, context: ExecutionContext) -> None:
         """Own a submission until it is known to be over. Before anything of it is enqueued."""
+        inflight = self.inflight
         with self.lock:
-            self.inflight.append(context)
-            _live.streams.add(self)
+            if not inflight:
+                _live.streams.add(self)
+            elif len(inflight) >= _RETIRE_AT:
+                self._retire_known()
+            inflight.append(context)
+
+    def _retire_known(self) -> None:
+        """Release the submissions that the driver knows to be over without asking the device; `lock` is held."""
+        inflight, handle = self.inflight, self.handle
+        completed = self.device.driver.completed(handle)
+        while inflight:
+            context = inflight[0]
+            last = context.last
+            if not context.is_sealed or last is None or last.stream is not handle or not completed:
+                self.retire()
+                return
+            if last.sequence > completed:
+                return
+            inflight.popleft().release()
 
     def retire(self) -> int:
         """Release the submissions that are over; the number of those that are not."""

@@ -1,12 +1,13 @@
 """Host threads of the machine: ordinary Python that blocks, as greenlets that the machine switches to.
 
 A host is an agent and a task. It runs until it waits for something, `block`, which parks it and switches back.
-`enter` and `leave` are called around every stretch that it runs: what belongs to its rank alone goes in and out.
+What belongs to its rank alone is put in place by `Machine.show` before each stretch that it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from greenlet import GreenletExit, greenlet  # type: ignore[import-untyped]
@@ -15,15 +16,28 @@ from peertile.sim.agents import Agent, Kind
 from peertile.sim.machine import Found, Machine, Task
 from peertile.sim.verdicts import Waiter
 
-__all__ = ["Host"]
+__all__ = ["Call", "Host"]
+
+
+class Call(Enum):
+    """What a host thread does when it goes on: what exploration needs to know of its next step."""
+
+    START = "start"
+    RESUMES = "resumes"
+    """Goes on behind a wait that is over."""
+    MEETS = "meets"
+    """Arrives at a collective call: the order of arrivals tells nobody."""
+    WAITS = "waits"
+    """Waits for work of its device: the same whether it is over yet or not."""
+    ASKS = "asks"
+    """Looks whether work of its device is over, or enqueues: the answer depends on how far that has come."""
 
 
 class Host(Agent):
     """The main thread of a rank."""
 
     __slots__ = (
-        "at", "body", "done", "enter", "error", "failed", "leave", "machine", "ready", "result", "thread",
-        "waiting_for",
+        "at", "body", "done", "error", "failed", "machine", "next_call", "ready", "result", "thread", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, rank: int, body: Callable[[], Any] | None = None) -> None:
@@ -36,8 +50,7 @@ class Host(Agent):
         self.waiting_for: Callable[[], Waiter] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self.enter: Callable[[], None] | None = None
-        self.leave: Callable[[], None] | None = None
+        self.next_call = Call.START
         self.failed: Callable[[BaseException], None] | None = None
         """Called with what the host thread raised."""
         self.thread: Any = None
@@ -56,26 +69,25 @@ class Host(Agent):
     def run(self) -> None:
         self.steps += 1
         machine = self.machine
-        if self.enter is not None:
-            self.enter()
+        if machine.show is not None:
+            machine.show(self.rank)
         machine.host = self
         try:
             self.thread.parent = greenlet.getcurrent()
             self.thread.switch()
         finally:
             machine.host = None
-            if self.leave is not None:
-                self.leave()
         if self.thread.dead:
             self.ready = False
             self.done = True
-            if isinstance(self.error, Found):
+            if isinstance(self.error, Found | KeyboardInterrupt):
                 raise self.error
             if self.error is not None and not machine.stopping and self.failed is not None:
                 self.failed(self.error)
 
-    def step(self) -> None:
-        """A place where others may go first."""
+    def step(self, call: Call) -> None:
+        """A place where others may go first; `call` is what the host does next."""
+        self.next_call = call
         self._switch()
 
     def block(self, waiters: list[Task], reason: Callable[[], Waiter]) -> None:
@@ -83,6 +95,7 @@ class Host(Agent):
         waiters.append(self)
         self.waiting_for = reason
         self.ready = False
+        self.next_call = Call.RESUMES
         self._switch()
         self.waiting_for = None
 
@@ -104,13 +117,11 @@ class Host(Agent):
         """End the thread where it stands: its cleanup runs, and may not wait."""
         if self.thread is None or self.thread.dead or not self.thread:  # ended, or never started
             return
-        if self.enter is not None:
-            self.enter()
+        if self.machine.show is not None:
+            self.machine.show(self.rank)
         self.machine.host = self
         try:
             self.thread.parent = greenlet.getcurrent()
             self.thread.throw()
         finally:
             self.machine.host = None
-            if self.leave is not None:
-                self.leave()

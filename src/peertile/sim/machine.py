@@ -121,7 +121,10 @@ class Machine:
         """The host thread that calls from outside of `loop`, where the host is no task."""
         self.abortable: list[Any] = []
         """Operations that leave when their abort word is set: looked at when nobody is ready."""
-        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self.show: Callable[[int], None] | None = None
+        """Puts in place what belongs to one rank alone, before code of the program runs for it."""
+        self._timers: list[tuple[int, int]] = []
+        self._due: dict[int, Callable[[], None]] = {}
         self._timer_count = 0
 
     # ---------------------------------------------------------------- entries and tasks
@@ -226,23 +229,29 @@ class Machine:
         return others[self.chooser.task([ready[k] for k in others], 0)]
 
     def timer(self, delay_ns: int, action: Callable[[], None]) -> int:
-        """Calls `action` once nobody is ready and the clock of the machine has come to it; its time."""
+        """Calls `action` once nobody is ready and the clock of the machine has come to it; a number to cancel it by."""
         self._timer_count += 1
-        deadline = self.now_ns + delay_ns
-        heapq.heappush(self._timers, (deadline, self._timer_count, action))
-        return deadline
+        heapq.heappush(self._timers, (self.now_ns + delay_ns, self._timer_count))
+        self._due[self._timer_count] = action
+        return self._timer_count
+
+    def cancel(self, timer: int) -> None:
+        """The timer is not wanted any more; one that has acted is left alone."""
+        self._due.pop(timer, None)
 
     def _idle(self) -> bool:
         """Nobody is ready: lets aborts and then the next timer act. False if nothing is left to act."""
         left = [operation for operation in list(self.abortable) if operation.aborted()]
         if left:
             return True
-        if not self._timers:
-            return False
-        deadline, _, action = heapq.heappop(self._timers)
-        self.now_ns = max(self.now_ns, deadline)
-        action()
-        return True
+        while self._timers:
+            deadline, number = heapq.heappop(self._timers)
+            action = self._due.pop(number, None)
+            if action is not None:
+                self.now_ns = max(self.now_ns, deadline)
+                action()
+                return True
+        return False
 
     def run(self) -> None:
         """Runs to the end. Raises `Found` for a fault or a deadlock."""

@@ -21,7 +21,7 @@ __all__ = ["Operation", "Stream"]
 class Operation:
     """One enqueued operation. `clock` is what the host knew; `after` what the stream knew at its end."""
 
-    __slots__ = ("after", "before", "clock", "name", "sequence", "state", "waiters")
+    __slots__ = ("after", "before", "calls", "clock", "name", "sequence", "state", "waiters")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,6 +31,8 @@ class Operation:
         self.after: Clock | None = None
         self.state: Any = None
         self.waiters: list[Task] = []
+        self.calls: list[Callable[[], None]] = []
+        """Called once it is over."""
 
     def start(self, stream: Stream) -> bool:
         """Begin; True if it has ended already."""
@@ -108,6 +110,8 @@ class Stream(Agent):
             self.machine.trace.add(self, f"has done {operation.name}")
         self.busy = None
         self.machine.wake_all(operation.waiters)
+        for call in operation.calls:
+            call()
         if self.queue:
             self.machine.wake(self)
         else:

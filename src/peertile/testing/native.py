@@ -84,9 +84,7 @@ def run_native(
     try:
         tickets = []
         for rank, stream in enumerate(streams):
-            block = b"".join(
-                pack_argument(p.type, a, rank, keep) for p, a in zip(kernel.params, args, strict=True)
-            )
+            block = b"".join(pack_argument(p.type, a, rank, keep) for p, a in zip(kernel.params, args, strict=True))
             if on_print:
                 options = options._replace(on_print=on_print[rank])
             tickets.append(driver.launch(stream, module, shape, block, options))

@@ -222,6 +222,8 @@ class Memory(Folds):
             self.token = self.b.value(ops.NewToken, (), TokenType())
         elif self.r.random() < 0.2:
             self.token = self.b.value(ops.JoinTokens, [self.token] * self.r.randint(1, 2), TokenType())
+        elif self.r.random() < 0.1:
+            self.token = self.b.value(ops.FenceAlias, (self.token,), TokenType())
         tail.append(self.token)
         attrs = {"masked": masked, "ordered": True}
         kinds = [ops.PtrLoad, ops.PtrStore, ops.PtrRmw, *([ops.PtrCas] if d.is_int else [])]

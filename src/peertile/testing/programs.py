@@ -46,10 +46,10 @@ __all__ = ["RandomKernel", "differences", "random_kernel"]
 
 
 _FORMS: Final = {
-    "persistent": 0.2, "waits": 0.2, "unsafe": 0.2, "programs": 0.15, "ranks": 0.25, "prints": 0.1,
+    "persistent": 0.2, "waits": 0.2, "unsafe": 0.25, "programs": 0.15, "ranks": 0.25, "prints": 0.1,
 }  # fmt: skip
 """Forms that not every kernel takes, and how many do."""
-DEPTH: Final = 2
+DEPTH: Final = 3
 """Loops and branches inside each other."""
 
 
@@ -92,13 +92,14 @@ def _each(x: Any) -> Sequence[Any]:
     return x if isinstance(x, PerRank) else (x,)
 
 
-def random_kernel(seed: int) -> RandomKernel:
-    """The kernel of `seed`."""
-    return _Maker(seed).make()
+def random_kernel(seed: int, *, alone: bool = False) -> RandomKernel:
+    """The kernel of `seed`. `alone`: one on one rank whose programs never wait for each other and print nothing,
+    for what runs programs one after another."""
+    return _Maker(seed, alone).make()
 
 
 class _Maker(Exchanges):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, alone: bool) -> None:
         # The body needs the types of the parameters, which are drawn first.
         super().__init__(seed, Builder(Block()))
         self.seed = seed
@@ -109,7 +110,8 @@ class _Maker(Exchanges):
         """Inputs without gaps."""
         self.word_bound = 4.0
         """Magnitude of this program's word, where it is a float."""
-        self._forms = frozenset(k for k, p in _FORMS.items() if self.r.random() < p)
+        forms = frozenset(k for k, p in _FORMS.items() if self.r.random() < p)
+        self._forms = forms - {"programs", "ranks", "prints"} if alone else forms
         self.ranks = self.r.choice([1, 2, 2, 3]) if "ranks" in self._forms else 1
 
     @property
@@ -224,6 +226,11 @@ class _Maker(Exchanges):
         self.pool.append(self.broadcast(V(self.named["f"], 2.0), self.tile))
         self.pool.append(self.broadcast(V(self.named["n"]), self.tile))
         self.statements(r.randint(5, 16))
+        if "unsafe" in self.forms:
+            for _ in range(r.randint(3, 8)):
+                v = self.pointed()
+                if v is not None:
+                    self.pool.append(v)
         exchanges = self.exchanges()
         if exchanges:
             self.together(exchanges)

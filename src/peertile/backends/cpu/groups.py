@@ -52,11 +52,12 @@ class KeepSink:
 
 @dataclass(eq=False, slots=True)
 class StoreSink:
-    """Writes a tile to a view."""
+    """Writes a tile to a view; around the caches where that can be done, if it was given to an agent of its own."""
 
     node: Node
     view: View
     origin: tuple[str, ...]
+    is_async: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -275,7 +276,7 @@ class _Nest:
             return None
         result: str | None = None
         for sink in stores:
-            flag = self.host.stream_flag(sink.view)
+            flag = "true" if sink.is_async else self.host.stream_flag(sink.view)
             size = self.lanes * sink.view.type.dtype.itemsize
             if flag is None or sink.view.type.dtype.is_bool or self.lanes == 1 or size < 16:
                 return None

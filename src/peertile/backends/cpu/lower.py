@@ -111,6 +111,8 @@ class Lowering:
         self.frames: list[Any] = []
         self.locals: list[str] = []
         self.streams: dict[str, str] = {}
+        # Whether stores that came before, in the text or around a loop, may have gone around the caches.
+        self.stores_around = _stores_in_loops(kernel)
         self.leave = f.block("leave")
         self.entry = f.entry
         self.program = "%p"
@@ -501,7 +503,7 @@ class Lowering:
 
     def stream_fence(self) -> None:
         """In front of a release: stores around the caches are not ordered by it on x86."""
-        if self.streams and self.target.is_x86:
+        if (self.streams or self.stores_around) and self.target.is_x86:
             self.f.emit("call void @llvm.x86.sse.sfence()")
 
     # ------------------------------------------------------------ the launch
@@ -572,6 +574,22 @@ class Lowering:
             self.flush()
         self.group = None
         self.block = outer
+
+
+def _stores_in_loops(kernel: Kernel) -> bool:
+    """Whether a release may follow a store that stands behind it in the text."""
+
+    def found(block: Block, inside: bool) -> bool:
+        for op in block.ops:
+            if inside and isinstance(op, ops.Store | ops.AsyncStore):
+                t = op.operands[0].type
+                if isinstance(op, ops.AsyncStore) or (isinstance(t, ViewType) and t.partition is not None):
+                    return True
+            if any(found(inner, inside or isinstance(op, ops.For | ops.Loop)) for inner in op.blocks):
+                return True
+        return False
+
+    return found(kernel.body, False)
 
 
 _SCOPES = 4  # number of the first metadata node of alias scopes

@@ -55,14 +55,15 @@ def _load(lo: Lowering, op: ops.Load) -> None:
 
 
 @lowers(ops.Store)
-def _store(lo: Lowering, op: ops.Store) -> None:
+def store(lo: Lowering, op: Op, *, is_async: bool = False) -> None:
+    """A store of a tile; `is_async` where somebody waits for its end before anybody reads it."""
     view = lo.values[op.operands[0]]
     assert isinstance(view, View)
     node = lo.node(op.operands[1])
     origin = _origin(lo, op.operands[2:], node.shape)
     node = lo.store_operand(view, origin, resolve(node))
     lo.before_write(view, origin, node)
-    lo.add_sink(StoreSink(resolve(node), view, origin))
+    lo.add_sink(StoreSink(resolve(node), view, origin, is_async))
 
 
 @lowers(ops.TileAtomic)

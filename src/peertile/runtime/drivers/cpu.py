@@ -62,6 +62,7 @@ from peertile.runtime.drivers.cpu_handles import (
 )
 from peertile.runtime.drivers.cpu_layout import (
     CACHE_LINE,
+    CPU_WORDS,
     DEVICE_BYTES,
     EXECUTOR_BYTES,
     JOBS,
@@ -183,6 +184,22 @@ class CpuDevice(DriverDevice):
                 self._workers.append(thread)
                 thread.start()
             self._words[Dev.WORKERS] = len(self._workers)
+            self._tell_processors()
+
+    def _tell_processors(self) -> None:
+        """Where workers may run, for `make_way`. A process with one processor has no choice."""
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        if len(cpus) < 2 or max(cpus) >= 64 * CPU_WORDS:
+            return
+        nbytes = 8 * (CPU_WORDS + len(self._workers))
+        at = self._map(nbytes)
+        words = words_at(at, nbytes)
+        for cpu in cpus:
+            words[cpu >> 6] = to_signed(words[cpu >> 6] | 1 << (cpu & 63))
+        for k, thread in enumerate(self._workers, CPU_WORDS):
+            words[k] = thread.native_id or 0
+        self._words[Dev.TIDS] = at + 8 * CPU_WORDS
+        self._words[Dev.CPUS] = at
 
     def close(self) -> None:
         self._enter()

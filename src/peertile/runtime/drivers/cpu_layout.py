@@ -13,6 +13,7 @@ __all__ = [
     "ARGS",
     "CACHE_LINE",
     "COMMAND_WORDS",
+    "CPU_WORDS",
     "DEVICE_BYTES",
     "EXECUTOR_BYTES",
     "HISTORY",
@@ -34,6 +35,7 @@ __all__ = [
 
 CACHE_LINE: Final = 64
 MAX_RESIDENT: Final = 8192  # programs of one waiting launch; an executor's list holds that many
+CPU_WORDS: Final = 16  # of a set of processors
 JOBS: Final = 8  # launches that can have helpers at the same time; further ones run on their caller alone
 
 
@@ -91,6 +93,9 @@ class Dev(IntEnum):
     WORKERS = 17  # how many threads help callers
     SPINS = 18  # pauses before a poll yields; few when there are more ranks than cores
     SLOTS = 24  # bit mask of free job slots
+    CALLER_CPU = 25  # 1 + the processor that workers keep away from; 0: none yet
+    CPUS = 26  # address of the processors that workers may use, CPU_WORDS words of bits; 0: leave them alone
+    TIDS = 27  # address of i64[WORKERS]: what the system calls their threads
     JOB0 = 32
 
 

@@ -40,6 +40,9 @@ def _platform(m: Module) -> None:
     m.declare("sched_yield", "i32")
     m.declare("mmap", "ptr", "ptr", "i64", "i32", "i32", "i32", "i64")
     m.declare("munmap", "i32", "ptr", "i64")
+    if sys.platform == "linux":
+        m.declare("sched_getcpu", "i32")
+        m.declare("sched_setaffinity", "i32", "i32", "i64", "ptr")
     if machine == "x86_64":
         m.declare("llvm.x86.sse2.pause", "void")
     elif machine == "aarch64":

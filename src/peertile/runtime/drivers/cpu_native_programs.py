@@ -10,7 +10,7 @@ from typing import Final
 
 from peertile.runtime.driver import FaultKind
 from peertile.runtime.drivers.cpu_emit import Function, Module, Value
-from peertile.runtime.drivers.cpu_layout import JOBS, Context, Dev, Exec, Fault, Job, Mod, Poll, Result
+from peertile.runtime.drivers.cpu_layout import CPU_WORDS, JOBS, Context, Dev, Exec, Fault, Job, Mod, Poll, Result
 from peertile.runtime.drivers.cpu_native_polling import FOREVER, YIELDS, awake
 
 __all__ = ["emit_programs"]
@@ -30,6 +30,7 @@ def emit_programs(m: Module) -> None:
         _run_waiting,
         _take_slot,
         _open_job,
+        _make_way,
         _call_workers,
         _help,
         _worker_loop,
@@ -282,10 +283,41 @@ def _open_job(m: Module) -> None:
     f.ret()
 
 
+def _make_way(m: Module) -> None:
+    """Keep the workers off the caller's processor, which it does not leave while it works.
+
+    Where processors are virtual, Linux does not take a halted one for idle: it puts a woken worker behind the very
+    thread that woke it, and moves it away milliseconds later, when the launch is over. So the choice is taken from
+    it. Only when the caller has moved since the last time: 1 us for each worker. A caller that is bound to the
+    only processor there is leaves an empty set, which the system refuses.
+    """
+    f = m.define("make_way", "void", "ptr device")
+    device = f["device"]
+    if sys.platform == "linux":
+        cpus = f.load(device, Dev.CPUS, "ptr")
+        with f.if_(cpus.to("i64").eq(0)):
+            f.ret()
+        cpu = f.call("sched_getcpu").to("i64", signed=True)
+        with f.if_((cpu + 1).eq(f.load(device, Dev.CALLER_CPU, order="monotonic"))):
+            f.ret()
+        with f.if_(cpu.ult(CPU_WORDS * 64).eq(0)):
+            f.ret()
+        f.store(device, Dev.CALLER_CPU, cpu + 1, order="monotonic")
+        others = f.buffer(CPU_WORDS)
+        f.copy_bytes(others, cpus, f.value(CPU_WORDS * 8))
+        word, bit = cpu >> 6, f.value(1) << (cpu & 63)
+        f.store(others, word, f.load(others, word) - (f.load(others, word) & bit))
+        tids = f.load(device, Dev.TIDS, "ptr")
+        with f.range(f.load(device, Dev.WORKERS)) as k:
+            f.call("sched_setaffinity", f.load(tids, k).to("i32"), CPU_WORDS * 8, others)
+    f.ret()
+
+
 def _call_workers(m: Module) -> None:
     f = m.define("call_workers", "void", "ptr device, i1 wake")
     f.rmw("add", f["device"], Dev.EPOCH, 1, "i32")
     with f.if_(f["wake"]), f.if_(f.load(f["device"], Dev.SLEEPERS, "i32", "seq_cst").ne(0)):
+        f.call("make_way", f["device"])
         f.call("wake_all", f.at(f["device"], Dev.EPOCH))
     f.ret()
 

@@ -18,6 +18,7 @@ _TAIL_YIELDS: Final = 4000  # yields before a sleep where a helper ends its last
 _DIRECT_NS: Final = 5_000  # a grid worth less is run by its caller alone
 _WAKE_NS: Final = 50_000  # a grid worth less is not worth waking a worker (25-55 us)
 _SPINS_BETWEEN: Final = 5  # times Dev.SPINS: some 8 us on a machine of its own, 1 us where ranks share the cores
+_CHUNK_NS: Final = 20_000  # what a chunk is worth where that is known: the last one to end keeps the others waiting
 _SLICED_NS: Final = 5_000_000  # a grid worth more is run in chunks, with a look at the deadline between
 
 # Phases of an operation, kept in S.PHASE.
@@ -125,7 +126,7 @@ def _open_launch(m: Module) -> None:
     f.store(s, S.JOB, slot)
     shared = slot.v >= 0
     job = _job(f, s)
-    parts = shared.select((helpers + 1) * 8, 64)
+    parts = shared.select(((helpers + 1) * 8).max(cost // _CHUNK_NS), 64)
     chunk = (n // parts).max(1)
     words = {
         Job.MODULE: module,

@@ -56,7 +56,9 @@ from peertile.runtime.driver import (
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
 from peertile.runtime.drivers.cuda_graph import CudaGraph, CudaGraphExec, LaunchGraph
 from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
+from peertile.runtime.drivers.cuda_launches import MAX_PROGRAMS, CudaLaunch
 from peertile.runtime.drivers.cuda_memory import Heap, Pinned, SideStream
+from peertile.runtime.drivers.cuda_native import Native, Plan, native
 from peertile.runtime.drivers.cuda_ops import (
     MAX_NS,
     CallBack,
@@ -76,12 +78,11 @@ from peertile.runtime.drivers.cuda_ops import (
     WriteValue,
 )
 from peertile.runtime.drivers.cuda_peers import HostPages
-from peertile.runtime.drivers.cuda_native import Native, Plan, native
 from peertile.runtime.drivers.cuda_probe import capabilities_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
-from peertile.runtime.drivers.cuda_stream import MAX_PROGRAMS, CudaLaunch, CudaStream, Op
+from peertile.runtime.drivers.cuda_stream import CudaStream, Op
 
 __all__ = ["CudaDevice", "CudaDriver"]
 
@@ -760,9 +761,7 @@ class CudaDevice(DriverDevice):
                 return None
             ticket = Ticket(own, sequence, prepared.options.name)
         else:
-            ticket = self.launch(
-                stream, prepared.module, prepared.grid, args, prepared.options, on_caller=True
-            )
+            ticket = self.launch(stream, prepared.module, prepared.grid, args, prepared.options, on_caller=True)
         if self.wait(ticket) is Status.DONE:
             return None
         record = own.fault(ticket.sequence, ticket.name)

@@ -489,13 +489,13 @@ class CudaApi:
         if result[0] != 0:
             raise self._error("cuLaunchKernel", result[0])
 
-    def entries(self) -> tuple[int, int, int, int]:
-        """Addresses of the functions that native code calls for a launch: cuLaunchKernel, cuLaunchCooperativeKernel,
-        cuStreamWriteValue64 and cuCtxGetCurrent."""
-        names = ("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuStreamWriteValue64_v2", "cuCtxGetCurrent")
-        launch, together, write, current = (ctypes.cast(getattr(self._library, n), ctypes.c_void_p).value for n in names)
-        assert launch and together and write and current
-        return launch, together, write, current
+    def entries(self) -> tuple[int, ...]:
+        """Addresses of the functions that native code calls for a launch, in the order of `cuda_native.Lane`."""
+        names = (
+            "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuStreamWriteValue64_v2", "cuCtxGetCurrent",
+            "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+        )  # fmt: skip
+        return tuple(ctypes.cast(getattr(self._library, n), ctypes.c_void_p).value or 0 for n in names)
 
     def refused(self, code: int) -> CudaError:
         """The error of a launch that native code made."""

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from peertile.runtime.driver import FaultRecord, GraphExecHandle, GraphHandle
+from peertile.runtime.drivers.cuda_launches import LAUNCH_BYTES, Block, Slot
 from peertile.runtime.drivers.cuda_ops import node_of
-from peertile.runtime.drivers.cuda_stream import LAUNCH_BYTES, Block, HostWork, Op, Params, Printer, Slot, Target
+from peertile.runtime.drivers.cuda_stream import HostWork, Op, Params, Printer, Target
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice

@@ -3,8 +3,8 @@
 A launch through Python bindings costs several times what the NVIDIA driver takes. Here a few functions in LLVM text,
 compiled by `backends/cpu/jit.py`, fill the parameters and call `cuLaunchKernel` themselves. They do what
 `cuda_stream.py` does for a launch without output, and refuse (the answer 0, nothing changed) whatever is less simple:
-a stream that is behind, a full block of slots, another context. They take no lock and know nothing of Python: the
-caller holds the stream's lock. Errors of the NVIDIA driver come back as its number.
+a stream that is behind, a full block of slots, scratch memory that is too small. They take no lock and know nothing of
+Python: the caller holds the stream's lock. Errors of the NVIDIA driver come back as its number.
 
 Two records of 8-byte words are shared with Python: the `Lane` of a stream and the `Plan` of a kernel over a grid.
 """
@@ -51,9 +51,11 @@ class Lane(IntEnum):
     LAUNCH_COOPERATIVE = 16
     WRITE_VALUE = 17
     CURRENT_CONTEXT = 18
-    DEPTH = 19  # most operations under way
-    MARK_EVERY = 20
-    COUNT = 21
+    PUSH_CONTEXT = 19
+    POP_CONTEXT = 20
+    DEPTH = 21  # most operations under way
+    MARK_EVERY = 22
+    COUNT = 23
 
 
 class Plan(IntEnum):
@@ -109,15 +111,83 @@ define internal i32 @mark(ptr %lane) {{
   ret i32 %rc
 }}
 
+; Makes the stream's context current; whether it was not. Left as it was found: other libraries look at it.
+define internal i1 @enter(ptr %lane) {{
+{_words("%lane", context=Lane.CONTEXT, current=Lane.CURRENT_CONTEXT, push=Lane.PUSH_CONTEXT)}
+  %found.p = getelementptr i64, ptr %lane, i64 {int(Lane.FOUND)}
+  %ask = inttoptr i64 %current to ptr
+  %asked = call i32 %ask(ptr %found.p)
+  %found = load i64, ptr %found.p
+  %other = icmp ne i64 %found, %context
+  br i1 %other, label %change, label %done
+change:
+  %push.f = inttoptr i64 %push to ptr
+  %pushed = call i32 %push.f(i64 %context)
+  br label %done
+done:
+  ret i1 %other
+}}
+
+define internal void @leave(ptr %lane, i1 %entered) {{
+{_words("%lane", pop=Lane.POP_CONTEXT)}
+  br i1 %entered, label %change, label %done
+change:
+  %pop.f = inttoptr i64 %pop to ptr
+  %found.p = getelementptr i64, ptr %lane, i64 {int(Lane.FOUND)}
+  %popped = call i32 %pop.f(ptr %found.p)
+  br label %done
+done:
+  ret void
+}}
+
 define i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited) {{
+  %entered = call i1 @enter(ptr %lane)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited)
+  call void @leave(ptr %lane, i1 %entered)
+  ret i64 %answer
+}}
+
+define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited) {{
 entry:
-{_words("%lane", stream=Lane.STREAM, context=Lane.CONTEXT, word=Lane.WORD, issued=Lane.ISSUED, faults=Lane.FAULTS,
-        blockwords=Lane.WORDS, used=Lane.USED, slots=Lane.SLOTS, params=Lane.PARAMS, pointers=Lane.POINTERS,
-        scratch=Lane.SCRATCH, have=Lane.SCRATCH_BYTES, plain=Lane.LAUNCH_KERNEL, together=Lane.LAUNCH_COOPERATIVE,
-        current=Lane.CURRENT_CONTEXT, depth=Lane.DEPTH, every=Lane.MARK_EVERY)}
-{_words("%plan", kernel=Plan.FUNCTION, nbytes=Plan.N_BYTES, threads=Plan.THREADS, shared=Plan.SHARED,
-        waits=Plan.WAITS, programs=Plan.PROGRAMS, n0=Plan.GRID0, n1=Plan.GRID1, n2=Plan.GRID2, abort=Plan.ABORT,
-        timeout=Plan.TIMEOUT, cooperative=Plan.COOPERATIVE, need=Plan.SCRATCH_BYTES, nchecks=Plan.N_CHECKS)}
+{
+        _words(
+            "%lane",
+            stream=Lane.STREAM,
+            word=Lane.WORD,
+            issued=Lane.ISSUED,
+            faults=Lane.FAULTS,
+            blockwords=Lane.WORDS,
+            used=Lane.USED,
+            slots=Lane.SLOTS,
+            params=Lane.PARAMS,
+            pointers=Lane.POINTERS,
+            scratch=Lane.SCRATCH,
+            have=Lane.SCRATCH_BYTES,
+            plain=Lane.LAUNCH_KERNEL,
+            together=Lane.LAUNCH_COOPERATIVE,
+            depth=Lane.DEPTH,
+            every=Lane.MARK_EVERY,
+        )
+    }
+{
+        _words(
+            "%plan",
+            kernel=Plan.FUNCTION,
+            nbytes=Plan.N_BYTES,
+            threads=Plan.THREADS,
+            shared=Plan.SHARED,
+            waits=Plan.WAITS,
+            programs=Plan.PROGRAMS,
+            n0=Plan.GRID0,
+            n1=Plan.GRID1,
+            n2=Plan.GRID2,
+            abort=Plan.ABORT,
+            timeout=Plan.TIMEOUT,
+            cooperative=Plan.COOPERATIVE,
+            need=Plan.SCRATCH_BYTES,
+            nchecks=Plan.N_CHECKS,
+        )
+    }
   %word.ptr = inttoptr i64 %word to ptr
   %seen = load atomic i64, ptr %word.ptr acquire, align 8
   %under.way = sub i64 %issued, %seen
@@ -126,16 +196,9 @@ entry:
   %small = icmp ugt i64 %need, %have
   %no.a = or i1 %deep, %full
   %no.b = or i1 %no.a, %small
-  br i1 %no.b, label %long, label %context.of
-context.of:
-  %found.p = getelementptr i64, ptr %lane, i64 {int(Lane.FOUND)}
-  %ask = inttoptr i64 %current to ptr
-  %asked = call i32 %ask(ptr %found.p)
-  %found = load i64, ptr %found.p
-  %other = icmp ne i64 %found, %context
-  br i1 %other, label %long, label %check
+  br i1 %no.b, label %long, label %check
 check:
-  %k = phi i64 [0, %context.of], [%k.next, %checked]
+  %k = phi i64 [0, %entry], [%k.next, %checked]
   %more = icmp slt i64 %k, %nchecks
   br i1 %more, label %one, label %before
 one:
@@ -226,6 +289,7 @@ define i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, i64 %count, i64 %awai
 entry:
   %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
   store i64 0, ptr %error.p
+  %entered = call i1 @enter(ptr %lane)
   br label %next
 next:
   %k = phi i64 [0, %entry], [%k.next, %made]
@@ -240,13 +304,14 @@ make:
   %is.last = icmp eq i64 %k.next, %count
   %last = zext i1 %is.last to i64
   %mark = and i64 %last, %awaited
-  %answer = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %mark)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %mark)
   %ok = icmp sgt i64 %answer, 0
   br i1 %ok, label %made, label %done
 made:
   br label %next
 done:
   %made.count = phi i64 [%k, %next], [%k, %make]
+  call void @leave(ptr %lane, i1 %entered)
   ret i64 %made.count
 }}
 

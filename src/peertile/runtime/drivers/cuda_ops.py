@@ -13,7 +13,7 @@ from peertile.memory_model import Cmp
 from peertile.runtime.driver import EventHandle, FaultKind, FaultRecord, Grid, LaunchOptions, ModuleHandle
 from peertile.runtime.drivers.cuda_api import CudaError
 from peertile.runtime.drivers.cuda_ptx import FILL_THREADS
-from peertile.runtime.drivers.cuda_stream import HIDDEN, MAX_PROGRAMS, CudaStream, Op, Target
+from peertile.runtime.drivers.cuda_stream import HIDDEN, CudaStream, Op, Target
 
 if TYPE_CHECKING:
     from peertile.backends.cuda.layout import LaunchLayout

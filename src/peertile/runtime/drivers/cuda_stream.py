@@ -26,14 +26,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from peertile.errors import DeviceFault, InternalError, PeertileError, UsageError
+from peertile.errors import DeviceFault, PeertileError, UsageError
 from peertile.runtime.driver import (
     PRINT_HEADER_BYTES,
     FaultKind,
     FaultRecord,
-    Grid,
-    LaunchOptions,
-    PreparedLaunch,
     PrintSink,
     Status,
     StreamHandle,
@@ -41,24 +38,18 @@ from peertile.runtime.driver import (
     print_records,
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
+from peertile.runtime.drivers.cuda_launches import BLOCK_SLOTS, LAUNCH_BYTES, Block, CudaLaunch, Launches, Slot
 from peertile.runtime.drivers.cuda_memory import words_at
-from peertile.runtime.drivers.cuda_native import FAILED, LONG_WAY, Lane, Plan
+from peertile.runtime.drivers.cuda_native import FAILED, LONG_WAY, Lane
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
 
-__all__ = [
-    "BLOCK_SLOTS", "FAULT_WORDS", "MAX_PROGRAMS", "Block", "CudaLaunch", "CudaStream", "HostWork", "Op", "Params",
-    "Slot", "Target", "state",
-]  # fmt: skip
+__all__ = ["CudaStream", "HostWork", "Op", "Params", "Printer", "Target", "state"]
 
 DEPTH: Final = 256
 MARK_EVERY: Final = 32
-BLOCK_SLOTS: Final = 256
-FAULT_WORDS: Final = 16
-LAUNCH_BYTES: Final = 64
 MAX_PARAMS: Final = 4096
-MAX_PROGRAMS: Final = (1 << 31) - 1
 _ISSUED, _MARKED, _USED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED)
 HIDDEN: Final = struct.Struct("<10Q")
 """The words after the argument block, see backends/cuda/layout.py."""
@@ -86,51 +77,6 @@ class Params:
         """Put unsigned words there; the address of the pointers."""
         struct.pack_into(f"<{len(words)}Q", self.data, 0, *words)
         return self.address
-
-
-class Block:
-    """Fault records (pinned) and launch words (of the device) for so many launches, each used by one at a time."""
-
-    __slots__ = ("address", "faults", "live", "used", "words")
-
-    def __init__(self, device: CudaDevice, slots: int = BLOCK_SLOTS) -> None:
-        nbytes = slots * FAULT_WORDS * 8
-        self.address = device.pinned.take(nbytes)
-        ctypes.memset(self.address, 0, nbytes)
-        self.faults = words_at(self.address, nbytes)
-        self.words = device.heap.take(slots * LAUNCH_BYTES)
-        self.used = 0
-        self.live = 0
-
-
-class Slot:
-    """One launch's fault record and launch words."""
-
-    __slots__ = ("at", "block")
-
-    def __init__(self, block: Block, index: int) -> None:
-        self.block = block
-        self.at = index * FAULT_WORDS
-
-    @property
-    def fault_address(self) -> int:
-        return self.block.address + 8 * self.at
-
-    @property
-    def words_address(self) -> int:
-        return self.block.words + self.at // FAULT_WORDS * LAUNCH_BYTES
-
-    def failed(self) -> bool:
-        return self.block.faults[self.at] != 0
-
-    def collect(self, op: str, sequence: int) -> FaultRecord | None:
-        """The fault recorded here, which is cleared."""
-        faults, at = self.block.faults, self.at
-        if not faults[at]:
-            return None
-        kind, program, place, got, limit, address, slot = faults[at + 1 : at + 8]
-        faults[at] = 0
-        return FaultRecord(FaultKind(kind), op, sequence, program, place, got, limit, address, slot)
 
 
 class HostWork:
@@ -239,69 +185,6 @@ class _Broken(Op):
         return FaultRecord(FaultKind.DEVICE, self.name, sequence, error=issued)
 
 
-class CudaLaunch(PreparedLaunch):
-    """A kernel over a grid with its options, and the words of its plan. `plain`: native code may launch it."""
-
-    __slots__ = ("address", "n_bytes", "name", "plain", "words")
-
-    def __init__(
-        self, module: Any, grid: Grid, options: LaunchOptions, abort: int, timeout_ns: int, resident: int
-    ) -> None:
-        """`resident`: most programs that can be resident at once."""
-        super().__init__(module, grid, options)
-        self.name = options.name
-        self.n_bytes: int = module.n_bytes
-        n0, n1, n2 = grid
-        programs = n0 * n1 * n2
-        waits = module.waits
-        most = resident if waits or options.cooperative else MAX_PROGRAMS
-        self.plain = options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most
-        checks = [word for pair in module.layout.bounds() for word in pair]
-        self.words = words = (ctypes.c_int64 * (Plan.CHECKS + len(checks)))()
-        values = {
-            Plan.FUNCTION: int(module.function), Plan.N_BYTES: module.n_bytes, Plan.THREADS: module.threads,
-            Plan.SHARED: module.shared, Plan.WAITS: int(waits), Plan.PROGRAMS: programs, Plan.GRID0: n0,
-            Plan.GRID1: n1, Plan.GRID2: n2, Plan.ABORT: abort, Plan.TIMEOUT: timeout_ns,
-            # One program is resident as soon as it runs.
-            Plan.COOPERATIVE: int((waits or options.cooperative) and programs > 1),
-            Plan.SCRATCH_BYTES: module.scratch * programs, Plan.N_CHECKS: len(checks) // 2,
-        }  # fmt: skip
-        for index, value in values.items():
-            words[index] = value
-        words[Plan.CHECKS :] = checks
-        self.address = ctypes.addressof(words)
-
-
-class Launches:
-    """Launches one behind the other that have slots one behind the other: `first` to `last`, from slot `at` on."""
-
-    __slots__ = ("at", "block", "first", "last", "ops")
-
-    def __init__(self, first: int, block: Block, at: int) -> None:
-        self.first, self.last = first, first - 1
-        self.block = block
-        self.at = at
-        self.ops: list[CudaLaunch] = []
-
-    def take(self, through: int) -> list[tuple[int, FaultRecord]]:
-        """Those up to `through` have run: forget them; their faults."""
-        n = min(through, self.last) - self.first + 1
-        if n <= 0:
-            return []
-        first, at, block = self.first, self.at, self.block
-        failed = []
-        if any(block.faults[at * FAULT_WORDS : (at + n) * FAULT_WORDS : FAULT_WORDS]):
-            for k in range(n):
-                record = Slot(block, at + k).collect(self.ops[k].name, first + k)
-                if record is not None:
-                    failed.append((first + k, record))
-        del self.ops[:n]
-        block.live -= n
-        self.at = at + n
-        self.first = first + n
-        return failed
-
-
 class Target(ABC):
     """Where operations are issued: a stream, or a graph that is being made."""
 
@@ -375,8 +258,8 @@ class CudaStream(StreamHandle, Target):
             Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: DEPTH,
             Lane.MARK_EVERY: MARK_EVERY,
         }  # fmt: skip
-        entries = (Lane.LAUNCH_KERNEL, Lane.LAUNCH_COOPERATIVE, Lane.WRITE_VALUE, Lane.CURRENT_CONTEXT)
-        values |= dict(zip(entries, self.api.entries(), strict=True))
+        first = Lane.LAUNCH_KERNEL
+        values |= {Lane(first + k): address for k, address in enumerate(self.api.entries())}
         for index, value in values.items():
             self.lane[index] = value
         self.lock = threading.RLock()  # protects what follows up to `run`; held while operations are issued
@@ -436,8 +319,8 @@ class CudaStream(StreamHandle, Target):
         return self.lane[_MARKED]
 
     def launch(self, launch: CudaLaunch, args: bytes, call: Callable[..., int], last: int) -> int:
-        """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY, when it is not so simple, or
-        wrong: the long way sees to it. What `submit` does for a `Launch`, without objects."""
+        """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY when it is not so simple or
+        wrong, and the long way sees to it. What `submit` does for a `Launch`, without objects."""
         with self.lock:
             if not self._takes_launches() or len(args) != launch.n_bytes:
                 return LONG_WAY
@@ -475,7 +358,7 @@ class CudaStream(StreamHandle, Target):
         seen = self.word[0]
         if seen > self.settled:
             self.settle(seen)
-        if self.capture is not None or self.closed or self.backlog or self.spans and self.failed:
+        if self.capture is not None or self.closed or self.backlog or (self.spans and self.failed):
             return False
         return self.block is not None and self.lane[_USED] < BLOCK_SLOTS
 
@@ -636,7 +519,7 @@ class CudaStream(StreamHandle, Target):
             pending = self.pending
             while pending:
                 head = pending[0]
-                if type(head) is Launches:
+                if isinstance(head, Launches):
                     for sequence, record in head.take(through):
                         if not self.failed:
                             self.spans.append(_Span(sequence, record))
@@ -700,7 +583,7 @@ class CudaStream(StreamHandle, Target):
         """The operation at the head of the queue, which is where the device was."""
         with state:
             for entry in self.pending:
-                if type(entry) is not Launches:
+                if not isinstance(entry, Launches):
                     return entry[1].name
                 if entry.ops:
                     return entry.ops[0].name
@@ -713,7 +596,7 @@ class CudaStream(StreamHandle, Target):
             pending, self.pending = self.pending, deque()
             names: list[tuple[int, str]] = []
             for entry in pending:
-                if type(entry) is Launches:
+                if isinstance(entry, Launches):
                     names += [(entry.first + k, launch.name) for k, launch in enumerate(entry.ops)]
                 else:
                     names.append((entry[0], entry[1].name))

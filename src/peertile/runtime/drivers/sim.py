@@ -52,7 +52,7 @@ from peertile.runtime.drivers.sim_stream import (
 from peertile.sim import engine
 from peertile.sim.binary import SimBinary
 from peertile.sim.choices import ReplayChooser
-from peertile.sim.hosts import Host
+from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine
 from peertile.sim.memory import Object
 from peertile.sim.streams import Operation
@@ -282,10 +282,12 @@ class SimDevice(DriverDevice):
     def query(self, ticket: Ticket) -> Status:
         self._enter()
         stream = self._ran(ticket)
-        status = stream.result(ticket.sequence).status
-        if status is not Status.PENDING:
+        result = stream.result(ticket.sequence)
+        if result.status is Status.PENDING and self.machine.host is not None and not self.machine.stopping:
+            self.machine.host.step(Call.ASKS)  # who asks again and again lets others go on
+        if result.status is not Status.PENDING:
             self._known(stream, ticket.sequence)
-        return status
+        return result.status
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
         self._enter()
@@ -296,7 +298,7 @@ class SimDevice(DriverDevice):
         if machine.stopping:
             return result.status
         if host is not None:
-            host.step()
+            host.step(Call.WAITS)
             if result.status is Status.PENDING:
                 operation = stream.operations[ticket.sequence]
                 host.block(operation.waiters, lambda: Waiter(host.where(), f"{operation.name} on {stream.where()}"))
@@ -308,6 +310,15 @@ class SimDevice(DriverDevice):
         if result.status is not Status.PENDING:
             self._known(stream, ticket.sequence)
         return result.status
+
+    def when_over(self, ticket: Ticket, call: Callable[[], None]) -> None:
+        """Calls `call`, from the machine, once the operation is not pending: at once if it is not."""
+        self._enter()
+        stream = self._ran(ticket)
+        if stream.result(ticket.sequence).status is Status.PENDING:
+            stream.operations[ticket.sequence].calls.append(call)
+        else:
+            call()
 
     def fault(self, ticket: Ticket) -> FaultRecord | None:
         self._enter()
@@ -385,6 +396,8 @@ class SimDevice(DriverDevice):
         self._enter()
 
         def call(_stream: SimStream, operation: Operation) -> FaultRecord | None:
+            if self.machine.show is not None:
+                self.machine.show(self.ordinal)
             self._in_callback = True
             try:
                 function()

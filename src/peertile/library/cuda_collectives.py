@@ -1,0 +1,143 @@
+"""Which kernel of cuda_kernels.py a collective on GPUs runs, over how many programs and with which tiles.
+
+A `GpuPlans` owns the staging memory and the words of one communicator, and builds launches; it never waits for a peer
+and checks no arguments: collectives.py does. What it chooses depends on facts that are equal on all ranks alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
+from peertile.dtypes import DType, i64, u8, u32, u64
+from peertile.kernel import LaunchOp
+from peertile.library import cuda_kernels as kernels
+from peertile.library.cuda_kernels import AHEAD_SLOTS, SLOTS
+from peertile.library.reductions import ReduceOp, accumulator
+from peertile.library.selection import Algorithm
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["GpuPlans", "Shape", "heap_bytes"]
+
+WORDS = 2048
+"""Words of the largest flagged tile."""
+TILE_BYTES = 1 << 15
+"""Bytes of the largest pushed tile."""
+FEW_RANKS = 2
+"""Up to here the kernels are compiled for the number of ranks; N is one more for all that are larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a message is cut: FLAGGED or PUSHED, the most programs, and the elements of a tile (words where flagged)."""
+
+    algorithm: Algorithm
+    programs: int
+    tile: int
+
+
+def _sizes(ranks: int, programs: int) -> tuple[int, int]:
+    """(words, bytes of the inbox) of a rank."""
+    return programs * SLOTS * ranks * WORDS, programs * AHEAD_SLOTS * ranks * TILE_BYTES
+
+
+def heap_bytes(ranks: int, programs: int) -> int:
+    """Symmetric memory that `GpuPlans` takes."""
+    words, inbox = _sizes(ranks, programs)
+    return 8 * words + inbox + 8 * programs * (ranks + 2) + (1 << 16)
+
+
+class GpuPlans:
+    """The channels of one communicator for grids of up to `programs` programs."""
+
+    def __init__(self, heap: SymmetricHeap, programs: int) -> None:
+        self.heap = heap
+        self.programs = programs
+        n = heap.group.size
+        self.few = min(n, FEW_RANKS + 1)
+        words, inbox = _sizes(n, programs)
+        self._words = heap.zeros((words,), u64)
+        self._inbox = heap.empty((inbox,), u8)
+        self._turn = heap.zeros((2, programs), i64)
+        self._ready = heap.signal(slots=programs)
+        self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
+
+    @property
+    def objects(self) -> tuple[Any, ...]:
+        """What has to be given back to a heap that lives on."""
+        return self._words, self._inbox, self._turn, self._ready
+
+    def recover(self) -> None:
+        """Turns may differ between ranks after a failure; those that count from zero again agree."""
+        self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
+        driver, device = self.heap.device.driver, self.heap.device
+        storage = self._words.storage
+        device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, 0, 1, storage.nbytes))
+
+    def _view(self, base: SymmetricTensor, dtype: DType, tile: int) -> tuple[SymmetricTensor, int]:
+        """Staging as rows of `tile` elements, and the rows of one program."""
+        key = (base.offset, dtype, tile)
+        rows = base.storage.nbytes // (tile * dtype.itemsize)
+        if key not in self._views:
+            self._views[key] = SymmetricTensor(self.heap, base.storage, dtype, (rows, tile), base.offset)
+        return self._views[key], rows // self.programs
+
+    # ---------------------------------------------------------------- launches
+
+    def all_reduce(self, shape: Shape, x: Tensor | None, out: Tensor, op: ReduceOp) -> LaunchOp:
+        """x into out, both contiguous; of out itself without x."""
+        dtype = out.dtype
+        options = {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
+        if shape.algorithm is Algorithm.FLAGGED:
+            cut = _cut(as_words(out, 1), 1, shape)
+            words, rows = self._view(self._words, u64, shape.tile)
+            pack = dtype.itemsize == 2
+            if x is None:
+                return kernels.flagged_all_reduce_in_place(cut, words, self._turn, rows, PACK=pack, **options)
+            return kernels.flagged_all_reduce(cut, as_words(x, 1), words, self._turn, rows, PACK=pack, **options)
+        inbox, rows = self._view(self._inbox, dtype, shape.tile)
+        cut = _cut(out.reshape(1, out.size), 1, shape)
+        channels = inbox, self._ready, self._turn, rows
+        if x is None:
+            return kernels.pushed_all_reduce_in_place(cut, *channels, **options)
+        return kernels.pushed_all_reduce(cut, x.reshape(1, x.size), *channels, **options)
+
+    def reduce_scatter(self, shape: Shape, x: Tensor, out: Tensor, op: ReduceOp) -> LaunchOp:
+        """Row `rank` of x, which has one for each rank, into out."""
+        n, dtype = self.heap.group.size, out.dtype
+        options = {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
+        if shape.algorithm is Algorithm.FLAGGED:
+            words, rows = self._view(self._words, u64, shape.tile)
+            ends = _cut(as_words(out, 1), 1, shape), as_words(x, n)
+            return kernels.flagged_reduce_scatter(
+                *ends, words, self._turn, rows, PACK=dtype.itemsize == 2, **options
+            )
+        inbox, rows = self._view(self._inbox, dtype, shape.tile)
+        ends = _cut(out.reshape(1, out.size), 1, shape), x.reshape(n, out.size)
+        return kernels.pushed_reduce_scatter(*ends, inbox, self._ready, self._turn, rows, **options)
+
+    def gather(self, shape: Shape, x: Tensor, out: Tensor, *, each: bool) -> LaunchOp:
+        """Row r of out from rank r: its x, or its row of x for this rank (`each`)."""
+        n = self.heap.group.size
+        high = 1 << (n - 1).bit_length()
+        if shape.algorithm is Algorithm.FLAGGED:
+            words, rows = self._view(self._words, u64, shape.tile)
+            ends = _cut(as_words(out, n), high, shape), as_words(x, n if each else 1)
+            return kernels.flagged_gather(*ends, words, self._turn, rows, N=self.few, EACH=each)
+        inbox, rows = self._view(self._inbox, u32, shape.tile)
+        ends = _cut(as_words(out, n), high, shape), as_words(x, n if each else 1)
+        return kernels.pushed_gather(*ends, inbox, self._ready, self._turn, rows, N=self.few, EACH=each)
+
+
+def as_words(t: Tensor, rows: int) -> Tensor:
+    """The bytes of a contiguous tensor as a matrix of u32; expects rows of whole words."""
+    return Tensor(t.storage, u32, (rows, t.nbytes // 4 // rows), None, t.offset)
+
+
+def _cut(t: Tensor, high: int, shape: Shape) -> Any:
+    """A matrix in tiles of all its rows, over as many programs as have something to do."""
+    tiles = max(1, -(-t.shape[1] // shape.tile))
+    return t.partition((high, shape.tile)).persistent(programs=min(shape.programs, tiles))

@@ -1,0 +1,80 @@
+"""The kernels of matrix products, in the public language: whole products, and products split along the inner axis.
+
+A split product (`gemm_part`, then `gemm_fold`) keeps a GPU busy where the result has fewer tiles than there are
+multiprocessors: each program makes one tile of one share of the inner axis, and the shares are added in order, so
+that the result is the same on every run. Nothing here chooses among them: `products.py` does, by a measured table.
+"""
+
+# Kernels: tiles have operators in the kernel language, not in Python.
+
+from __future__ import annotations
+
+import peertile.language as T
+from peertile.kernel import kernel
+
+__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent"]
+
+
+@kernel
+def gemm(
+    c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64, STAGES: T.Const[int] = 3,
+    TF32: T.Const[bool] = False,
+) -> None:  # fmt: skip
+    """c = a @ b, a program for each tile of c."""
+    m, n = c.index
+    BM, BN = c.tile_shape
+    acc = T.zeros((BM, BN), T.f32)
+    for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
+        acc = T.mma(
+            a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+            precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+        )  # fmt: skip
+    c.store(acc.astype(c.dtype))
+
+
+@kernel
+def gemm_persistent(
+    c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64, STAGES: T.Const[int] = 3,
+    TF32: T.Const[bool] = False,
+) -> None:  # fmt: skip
+    """c = a @ b by as many programs as are resident, each through tiles in swizzled order."""
+    for tile in c.tiles():
+        m, n = tile.index
+        BM, BN = tile.tile_shape
+        acc = T.zeros((BM, BN), T.f32)
+        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
+            acc = T.mma(
+                a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+            )  # fmt: skip
+        tile.store(acc.astype(c.dtype))
+
+
+@kernel
+def gemm_part(
+    p: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64, STAGES: T.Const[int] = 3,
+    TF32: T.Const[bool] = False,
+) -> None:  # fmt: skip
+    """p[s] = the part of a @ b from share s of the inner axis; p [shares, rows, columns] f32, tiles (1, BM, BN)."""
+    s, m, n = p.index
+    BM, BN = p.tile_shape[1], p.tile_shape[2]
+    steps = a.num_tiles((BM, BK))[1]
+    share = (steps + p.shape[0] - 1) // p.shape[0]
+    acc = T.zeros((BM, BN), T.f32)
+    for k in T.range(s * share, T.minimum(s * share + share, steps), stages=STAGES):
+        acc = T.mma(
+            a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+            precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+        )  # fmt: skip
+    p.store(T.reshape(acc, (1, BM, BN)))
+
+
+@kernel
+def gemm_fold(c: T.Exclusive, p: T.Shared, S: T.Const[int]) -> None:
+    """c = the sum of p over its first axis, of S shares, in order."""
+    m, n = c.index
+    BM, BN = c.tile_shape
+    acc = T.zeros((BM, BN), T.f32)
+    for s in T.static_range(S):
+        acc = acc + T.reshape(p.load((s, m, n), (1, BM, BN)), (BM, BN))
+    c.store(acc.astype(c.dtype))
