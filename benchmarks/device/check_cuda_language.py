@@ -339,6 +339,7 @@ def step_runtime() -> Json:
     def signals() -> None:
         word, a, b = pt.zeros(1, pt.u32), device.stream("a"), device.stream("b")
         x, z = pt.asarray(random(256)), pt.zeros(256, pt.f32)
+        vector_add.warm_up(z.partition(256), x, x)  # loading a module may wait for what runs
         held = pt.op.wait_eq(word, 1, timeout_s=10).submit(a)
         future = vector_add(z.partition(256), x, x).submit(a)
         assert not a.is_idle()
@@ -532,8 +533,28 @@ def step_cost() -> Json:
             "asarray_4KiB": lambda: per_call_us(lambda: pt.asarray(np.zeros(1024, np.float32)), 100, lambda: None),
             "numpy_4KiB": lambda: per_call_us(lambda: x.numpy(), 100, lambda: None),
             "profile": lambda: profile(lambda: vector_add(part, x, x).sync_on(stream)),
+            "profile_submit": lambda: profile(submit),
+            "driver_prepared": lambda: driver_us(device, stream, vector_add(part, x, x)),
         }
     )  # fmt: skip
+
+
+def driver_us(device: pt.Device, stream: pt.Stream, op: Any) -> Json:
+    """The driver's own part of a launch, of a chain of 100, and of a launch with its end."""
+    driver: Any = device.driver
+    binary = op.compiled().binary
+    module = driver.load_module(binary)
+    options = pt.runtime.driver.LaunchOptions("cost", 10**9)
+    prepared = driver.prepare_launch(module, (1, 1, 1), options)
+    memory = driver.allocate(1024)
+    block = struct.pack("<3q", memory, 256, 1) * 3
+    chain = [(prepared, block)] * 100
+    handle = stream.handle
+    return {
+        "launch": per_call_us(lambda: driver.launch_prepared(handle, prepared, block), 100, stream.sync),
+        "chain_of_100": per_call_us(lambda: driver.launch_many(handle, chain), 2, stream.sync),
+        "run": per_call_us(lambda: driver.run_prepared(handle, prepared, block), 200, lambda: None),
+    }  # fmt: skip
 
 
 def profile(function: Callable[[], Any], count: int = 500) -> list[str]:

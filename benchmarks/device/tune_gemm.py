@@ -81,7 +81,7 @@ def candidates() -> list[Candidate]:
     found.append(Candidate("bf16", 8192, 8192, 8192, (128, 256, 64), 4, 8, flatten=True, swizzle=16))
     for t, s in (((128, 256, 128), 3), ((128, 256, 64), 4), ((128, 128, 128), 4), ((128, 256, 128), 2)):
         found.append(Candidate("f8e4m3", 8192, 8192, 8192, t, s, 8, flatten=True))
-    for t, s in (((128, 256, 32), 3), ((128, 128, 32), 4), ((128, 128, 64), 3), ((128, 256, 32), 4)):
+    for t, s in (((128, 256, 32), 2), ((128, 128, 32), 4), ((128, 128, 32), 5), ((128, 128, 64), 2)):
         found.append(Candidate("f32", 8192, 8192, 8192, t, s, 8, flatten=True, tf32=True))
     return found
 
@@ -89,7 +89,7 @@ def candidates() -> list[Candidate]:
 def specified(c: Candidate) -> list[tuple[str, Any, dict[str, Any], tuple[Any, ...]]]:
     """(name, kernel, constants, arguments as descriptions) of each launch of a candidate."""
     d = getattr(pt, c.dtype)
-    out = pt.f32 if d in (pt.f32, pt.f8e4m3) else d
+    out = pt.bf16 if d is pt.f8e4m3 else d
     bm, bn, bk = c.tile
     a, b, z = pt.tensor_spec((c.m, c.k), d), pt.tensor_spec((c.k, c.n), d), pt.tensor_spec((c.m, c.n), out)
     if c.dtype == "f8e4m3":  # as cuBLAS wants it: the second factor by columns
@@ -109,10 +109,9 @@ def specified(c: Candidate) -> list[tuple[str, Any, dict[str, Any], tuple[Any, .
 def compiled(c: Candidate) -> list[CudaBinary]:
     found = []
     for name, kernel, consts, args in specified(c):
-        bound = kernel.bind(args, consts, None)
-        runtime = [p.name for p in kernel.params if p.name not in bound.consts]
-        types = dict(zip(runtime, (x.type for x in bound.arguments), strict=True))
-        ir = run_pipeline(build_kernel(kernel.fn, types, bound.consts, name=kernel.name))
+        of = [x.exclusive_argument() if hasattr(x, "exclusive_argument") else x.shared_argument() for x in args]
+        types = {p.name: x.type for p, x in zip(kernel.params, of, strict=False)}
+        ir = run_pipeline(build_kernel(kernel.fn, types, consts, name=kernel.name))
         whole = name != "fold"
         options = CudaOptions(
             num_warps=c.warps if whole else None, num_stages=c.stages if whole else None, flatten=c.flatten and whole,
@@ -182,7 +181,7 @@ class Runner:
 
     def launches(self, c: Candidate, a: Any, bs: list[Any]) -> Any:
         torch, driver = self.torch, self.driver
-        half = {"bf16": torch.bfloat16, "f16": torch.float16}
+        half = {"bf16": torch.bfloat16, "f16": torch.float16, "f8e4m3": torch.bfloat16}
         z = torch.full((c.m, c.n), math.nan, device="cuda", dtype=half.get(c.dtype, torch.float32))
         partials = torch.full((c.split, c.m, c.n), math.nan, device="cuda") if c.split > 1 else None
         bm, bn, _ = c.tile

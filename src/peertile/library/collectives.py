@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from math import prod
@@ -46,8 +47,6 @@ LEAST_TILE = 64
 """Elements of the smallest tile: rows of staging stay aligned to vectors."""
 KEPT_CALLS = 32
 """Calls whose bound arguments are kept, so that repeating one costs a launch and nothing else."""
-KEPT_BYTES = 1 << 20
-"""Calls on larger tensors are not kept: binding is nothing beside them, and what is kept stays alive."""
 
 _BITS = {2: u16, 4: u32}
 
@@ -58,14 +57,15 @@ class CollectiveOp(DeviceOp[T]):
     Ranks that made different calls get SignatureMismatch (or PeerFailed, where another rank noticed first).
     """
 
-    __slots__ = ("_call", "_communicator")
+    __slots__ = ("_call", "_communicator", "_result")
 
-    def __init__(self, communicator: Collectives, call: _Call) -> None:
+    def __init__(self, communicator: Collectives, call: _Call, result: T) -> None:
         # As DeviceOp.__init__ does, without the call: repeating a small collective is counted in nanoseconds.
         self._spent = False
         self._site = call_site(3)
         self._communicator = communicator
         self._call = call
+        self._result = result
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class CollectiveOp(DeviceOp[T]):
             communicator.group.agree(call.text, "a collective")
         for launch in call.launches:
             launch._execute(context)  # not spent by it: a kept launch is executed again by the next op
-        return call.result  # type: ignore[no-any-return]
+        return self._result
 
     def _run_to_end(self, stream: Stream) -> T:
         communicator, call = self._communicator, self._call
@@ -101,12 +101,12 @@ class CollectiveOp(DeviceOp[T]):
         # The shortest way: one launch on the thread of the caller.
         if staging is None:
             launch._run_to_end(stream)
-            return call.result  # type: ignore[no-any-return]
+            return self._result
         launch = call.way(staging.begin())
         start = time.perf_counter_ns()
         launch._run_to_end(stream)
         staging.took(time.perf_counter_ns() - start)
-        return call.result  # type: ignore[no-any-return]
+        return self._result
 
     def sync_on(self, stream: Stream) -> T:
         """Run on `stream` and wait for the end."""
@@ -125,24 +125,22 @@ class CollectiveOp(DeviceOp[T]):
 class _Call:
     """A collective of certain tensors, bound: what repeating it needs.
 
-    `keep` has to live as long as the call can be repeated: tensors, whose ids stay theirs. With `staging` there are
-    two ways to do it, one launch each, bound by `bind` when they are first taken.
+    It holds memory, but no tensor of the caller: when one of those is dropped, so is the call. With `staging` there
+    are two ways to do it, one launch each, bound by `bind` when they are first taken.
     """
 
-    __slots__ = ("_bind", "_launches", "_ways", "keep", "only", "result", "staging", "text")
+    __slots__ = ("_bind", "_launches", "_ways", "only", "staging", "text", "tied")
 
     def __init__(
         self,
         text: str,
         launches: Sequence[LaunchOp],
-        result: Any,
-        keep: object = None,
         staging: Staging | None = None,
         bind: Callable[[bool], LaunchOp] | None = None,
     ) -> None:
         self.text = text
-        self.result = result
-        self.keep = keep
+        self.tied: list[object] = []
+        """What says when the call cannot be repeated any more."""
         self.staging = staging
         self._bind = bind
         self._ways: list[LaunchOp | None] = [None, None]
@@ -224,7 +222,7 @@ class Collectives:
         self._counts = heap.mailbox(tile=1, dtype=i64, programs=1)
         self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
-        # Bound launches of recent calls; the tensors are kept with them, so their ids stay theirs.
+        # Bound launches of recent calls, by the ids of their tensors.
         self._kept: dict[tuple[Any, ...], _Call] = {}
         # The two ways of staging as arguments, and what was faster by size.
         self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
@@ -344,12 +342,12 @@ class Collectives:
 
     def _op(self, text: str, launches: Sequence[LaunchOp], result: T) -> CollectiveOp[T]:
         self._check_open(text)
-        return CollectiveOp(self, _Call(text, launches, result))
+        return CollectiveOp(self, _Call(text, launches), result)
 
-    def _kept_op(self, key: tuple[Any, ...] | None) -> CollectiveOp[Any] | None:
+    def _kept_op(self, key: tuple[Any, ...] | None, out: Any) -> CollectiveOp[Any] | None:
         """The op of a recent call with the same tensors and options, ready to run."""
         call = self._kept.get(key) if key is not None else None
-        return None if call is None or self._closed else CollectiveOp(self, call)
+        return None if call is None or self._closed else CollectiveOp(self, call, out)
 
     def _keep(
         self,
@@ -360,17 +358,25 @@ class Collectives:
         out: Any,
         bind: Callable[[bool], LaunchOp] | None = None,
     ) -> CollectiveOp[Any]:
-        """An op whose bound launches are kept, if what stays alive with them is small or lives with its heap.
-        No key: a new tensor, which nobody can pass again before it is known. `bind`: see _Call."""
-        nbytes = 0 if out is None else prod(out.shape) * out.dtype.itemsize
-        staging = self._staging.setdefault(nbytes.bit_length(), Staging()) if bind else None
-        call = _Call(text, launches, out, x, staging, bind)
-        if key is not None and (isinstance(out, SymmetricTensor) or nbytes <= KEPT_BYTES):
-            if len(self._kept) >= KEPT_CALLS:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = call
+        """An op whose bound launches are kept until one of its tensors is dropped: binding costs more than reducing
+        a megabyte. No key: a new tensor, which nobody can pass again before it is known. `bind`: see _Call."""
         self._check_open(text)
-        return CollectiveOp(self, call)
+        staging = None
+        if bind is not None:
+            size = (prod(out.shape) * out.dtype.itemsize).bit_length()
+            staging = self._staging.setdefault(size, Staging())
+        call = _Call(text, launches, staging, bind)
+        if key is not None:
+            kept = self._kept
+            if len(kept) >= KEPT_CALLS:
+                kept.pop(next(iter(kept)), None)
+            for tensor in (x, out):
+                # The key is made of ids, which are free for others once a tensor is gone. Symmetric tensors live with
+                # their heap, as the communicator does.
+                is_own = isinstance(tensor, Tensor)
+                call.tied.append(weakref.ref(tensor, lambda _: kept.pop(key, None)) if is_own else tensor)
+            kept[key] = call
+        return CollectiveOp(self, call, out)
 
     def _line(self, t: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Elements [start, stop) as a matrix of one row."""
@@ -385,7 +391,9 @@ class Collectives:
     def barrier(self) -> CollectiveOp[None]:
         """Completes once every rank's barrier has begun."""
         key = ("barrier",)
-        return self._kept_op(key) or self._keep("barrier()", key, [kernels.barrier.grid(1)(self._hello)], None, None)
+        return self._kept_op(key, None) or self._keep(
+            "barrier()", key, [kernels.barrier.grid(1)(self._hello)], None, None
+        )
 
     # ---------------------------------------------------------------- all-reduce
 
@@ -403,7 +411,7 @@ class Collectives:
         a new tensor. `algorithm` overrides the table, and must be the same on every rank.
         """
         key = None if out is None else ("all_reduce", id(x), id(out), id(op), id(algorithm))
-        kept = self._kept_op(key)
+        kept = self._kept_op(key, out)
         if kept is not None:
             return kept
         if out is None:
@@ -420,9 +428,10 @@ class Collectives:
         plan = self._plan(chosen, a.dtype, a.size, algorithm is not None)
         text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {plan.value}{', symmetric' if symmetric else ''})"
         if plan is Algorithm.PIPELINED:
+            ends = (self._line(b),) if same else (self._line(b), self._line(a))
 
             def bind(around: bool) -> LaunchOp:
-                return self._pipelined(a, b, same, op, tile_bytes, around)
+                return self._pipelined(ends, op, tile_bytes, around)
 
             return self._keep(text, key, (), x, out, bind)
         return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
@@ -498,14 +507,15 @@ class Collectives:
             return [self._two_shot(b, source[0], tile, op)]
         return self._in_parts(algorithm, a, b, same, op, tile_bytes)
 
-    def _pipelined(self, a: Tensor, b: Tensor, same: bool, op: ReduceOp, tile_bytes: int, around: bool) -> LaunchOp:
-        tile = self._tile(b.size, b.dtype.itemsize, tile_bytes, 4 * self.programs)
-        shelf, rows = self._view(self._shelf, b.dtype, tile)
-        ends = (self._cut(b, tile),) if same else (self._cut(b, tile), self._line(a))
-        kernel = kernels.all_reduce_pipelined_in_place if same else kernels.all_reduce_pipelined
+    def _pipelined(self, ends: tuple[Tensor, ...], op: ReduceOp, tile_bytes: int, around: bool) -> LaunchOp:
+        """`ends`: out, and x unless it is the same."""
+        b, dtype = ends[0], ends[0].dtype
+        tile = self._tile(b.size, dtype.itemsize, tile_bytes, 4 * self.programs)
+        shelf, rows = self._view(self._shelf, dtype, tile)
+        kernel = kernels.all_reduce_pipelined if len(ends) > 1 else kernels.all_reduce_pipelined_in_place
         return kernel(
-            *(*ends, self._hello, self._ready, shelf, rows, self._ways[around]),
-            N=self._few, OP=op, ACC=accumulator(b.dtype), DT=b.dtype,
+            *(self._cut(b, tile), *ends[1:], self._hello, self._ready, shelf, rows, self._ways[around]),
+            N=self._few, OP=op, ACC=accumulator(dtype), DT=dtype,
         )  # fmt: skip
 
     def _two_shot(self, b: Tensor, x: Tensor, tile: int, op: ReduceOp) -> LaunchOp:
@@ -546,7 +556,7 @@ class Collectives:
 
     def _cut(self, t: Tensor, tile: int, programs: int | None = None) -> Any:
         """A matrix of one row in tiles, over as many programs as have something to do."""
-        line = t if len(t.shape) == 2 and t.shape[0] == 1 else self._line(t)
+        line = self._line(t)  # never `t` itself: what is kept holds no tensor of the caller
         most = max(1, -(-line.shape[1] // tile))
         return line.partition((1, tile)).persistent(programs=min(programs or self.programs, most))
 
@@ -561,7 +571,7 @@ class Collectives:
         """
         name, n = "reduce_scatter", self.group.size
         key = None if out is None else (name, id(x), id(out), id(op))
-        kept = self._kept_op(key)
+        kept = self._kept_op(key, out)
         if kept is not None:
             return kept
         each = self._even(name, prod(x.shape))
@@ -590,7 +600,7 @@ class Collectives:
         """out = x of rank 0, x of rank 1, …; `x` may be this rank's part of `out`."""
         name, n = "all_gather", self.group.size
         key = None if out is None else (name, id(x), id(out))
-        kept = self._kept_op(key)
+        kept = self._kept_op(key, out)
         if kept is not None:
             return kept
         each = prod(x.shape)
@@ -608,7 +618,7 @@ class Collectives:
         """out = for each rank r, the part of its x that is for this rank. `out` may not be `x`."""
         name = "all_to_all"
         key = None if out is None else (name, id(x), id(out))
-        kept = self._kept_op(key)
+        kept = self._kept_op(key, out)
         if kept is not None:
             return kept
         each = self._even(name, prod(x.shape))
@@ -659,7 +669,7 @@ class Collectives:
         name = "broadcast"
         out = x if out is None else out
         key = (name, id(x), id(out), root)
-        kept = self._kept_op(key)
+        kept = self._kept_op(key, out)
         if kept is not None:
             return kept
         a, b, same = self._pair(name, x, out, prod(x.shape))

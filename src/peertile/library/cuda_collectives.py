@@ -112,9 +112,7 @@ class GpuPlans:
         if shape.algorithm is Algorithm.FLAGGED:
             words, rows = self._view(self._words, u64, shape.tile)
             ends = _cut(as_words(out, 1), 1, shape), as_words(x, n)
-            return kernels.flagged_reduce_scatter(
-                *ends, words, self._turn, rows, PACK=dtype.itemsize == 2, **options
-            )
+            return kernels.flagged_reduce_scatter(*ends, words, self._turn, rows, PACK=dtype.itemsize == 2, **options)
         inbox, rows = self._view(self._inbox, dtype, shape.tile)
         ends = _cut(out.reshape(1, out.size), 1, shape), x.reshape(n, out.size)
         return kernels.pushed_reduce_scatter(*ends, inbox, self._ready, self._turn, rows, **options)

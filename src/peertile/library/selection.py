@@ -23,7 +23,7 @@ class Algorithm(Enum):
     ONE_SHOT: everybody reads everything, one exchange. TWO_SHOT: everybody reduces a share and shows it, two
     exchanges, pipelined over chunks. PIPELINED: as one-shot, tile by tile, one exchange each, any size. FLAGGED: one
     exchange, every element carries its own flag. RING: each rank talks to its neighbours alone; folds in the order
-    of the ring, which differs from rank order.
+    of the ring, which differs from rank order. PUSHED: on GPUs, everybody pushes everything, one exchange a tile.
     """
 
     ONE_SHOT = "one_shot"

@@ -47,8 +47,9 @@ class Memory(Folds):
 
     def more(self) -> list[Callable[[], V | None]]:
         unsafe = [self.pointed, self.pointed] if "q" in self.named else []
+        fences = [self.fenced] if "ordered" in self.forms else []
         waits = [self.awaited, self.awaited_any, self.polled_word] if self.words.is_int else []
-        return [*super().more(), *(waits if "waits" in self.forms else []), self.checked, self.fenced, *unsafe]
+        return [*super().more(), *(waits if "waits" in self.forms else []), self.checked, *fences, *unsafe]
 
     @property
     def forms(self) -> frozenset[str]:
@@ -85,8 +86,8 @@ class Memory(Folds):
         tile = self.exact(t)
         at = self._tile_of(t)
         scope = self.r.choice([Scope.DEVICE, Scope.SYSTEM, Scope.PROGRAM])
-        kind = self.r.randrange(4)
-        if kind == 0:
+        kind, ordered = self.r.randrange(4), "ordered" in self.forms
+        if kind == 0 or not ordered:
             self.b.emit(ops.Store, (view, tile.value, *at))
         elif kind == 1:
             self.b.emit(ops.TileStore, (view, tile.value, *at), order=self.r.choice(_WRITES), scope=scope)
@@ -97,7 +98,7 @@ class Memory(Folds):
             rmw = self.r.choice([k for k in Rmw if k is not Rmw.ADDF])
             self.b.emit(ops.TileAtomic, (view, tile.value, *at), rmw=rmw, order=self.r.choice(_UPDATES), scope=scope)
         at = self._tile_of(t)
-        if self.r.random() < 0.5:
+        if ordered and self.r.random() < 0.5:
             value = self.emit(ops.TileLoad, (view, *at), t, order=self.r.choice(_READS), scope=scope)
         else:
             value = self.emit(ops.Load, (view, *at), t)

@@ -93,8 +93,8 @@ def _each(x: Any) -> Sequence[Any]:
 
 
 def random_kernel(seed: int, *, alone: bool = False) -> RandomKernel:
-    """The kernel of `seed`. `alone`: one on one rank whose programs never wait for each other and print nothing,
-    for what runs programs one after another."""
+    """The kernel of `seed`. `alone`: one that needs nobody else, on one rank, whose programs do not wait, print or
+    use pointers, and whose tiles are accessed without an order; for what runs programs one after another."""
     return _Maker(seed, alone).make()
 
 
@@ -111,7 +111,7 @@ class _Maker(Exchanges):
         self.word_bound = 4.0
         """Magnitude of this program's word, where it is a float."""
         forms = frozenset(k for k, p in _FORMS.items() if self.r.random() < p)
-        self._forms = forms - {"programs", "ranks", "prints"} if alone else forms
+        self._forms = forms & {"persistent"} if alone else forms | {"ordered"}
         self.ranks = self.r.choice([1, 2, 2, 3]) if "ranks" in self._forms else 1
 
     @property

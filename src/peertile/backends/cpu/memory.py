@@ -55,6 +55,10 @@ def _load(lo: Lowering, op: ops.Load) -> None:
 
 
 @lowers(ops.Store)
+def _store(lo: Lowering, op: ops.Store) -> None:
+    store(lo, op)
+
+
 def store(lo: Lowering, op: Op, *, is_async: bool = False) -> None:
     """A store of a tile; `is_async` where somebody waits for its end before anybody reads it."""
     view = lo.values[op.operands[0]]

@@ -83,10 +83,10 @@ def _access(lo: Lowering, op: Op, operands: list[Value], dtype: DType, order: Or
     def element(p: Position) -> None:
         evaluator = Evaluator(lo, 1, Mode(True), {})
         read = [evaluator.values(n, [p])[0] for n in nodes]
-        if mask is None:
+        on = "true" if mask is None else evaluator.values(mask, [p])[0]
+        if on == "true":  # a mask known to be set leaves no way around the access
             old = one(f.value(f"inttoptr i64 {read[0]} to ptr"), read[1:])
         else:
-            (on,) = evaluator.values(mask, [p])
             yes, join = f.block("on"), f.block("join")
             source = f.cond_br(on, yes, join)
             f.place(yes)

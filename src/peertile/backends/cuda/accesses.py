@@ -11,6 +11,9 @@ from peertile.ir.types import TileType
 
 __all__: list[str] = []
 
+MAX_PACK = 8
+"""Elements of a patient load that a thread has in flight: more would cost registers and gain nothing."""
+
 
 def _gathered(
     e: Emitter, view: View, chosen: Value, indices: list[Value], axis: int, shape: tuple[int, ...]
@@ -50,10 +53,32 @@ def _tile_load(e: Emitter, op: ops.TileLoad) -> None:
     e.before_read(view.root)
     scope = e.scope(op.attrs["scope"], view.type.space)
     pointers, mask = block_of(e, view, op.operands[1:], t.shape)
-    function = ptx.load_tile(order, scope, t.dtype.itemsize * 8)
-    e.define(op.result, by_swap(e, function, pointers, [], mask, TileType(t.dtype, t.shape), "value"))
+    bits = t.dtype.itemsize * 8
+    awaited = _awaited(op)
+    if awaited is not None and bits >= 32:
+        pack = max(1, min(MAX_PACK, t.numel // e.lanes))
+        function, operands = ptx.patient_load_tile(order, scope, bits, pack), [e.typed(awaited)]
+    else:
+        function, operands = ptx.load_tile(order, scope, bits), []
+    e.define(op.result, by_swap(e, function, pointers, operands, mask, TileType(t.dtype, t.shape), "value"))
     if order.acquires:
         e.barrier()
+
+
+def _awaited(op: ops.TileLoad) -> Value | None:
+    """What the loop around a load waits for its elements to reach, where it does nothing else until they have: then
+    each thread may well look again at its own elements. A load may always come later, so this is right for any loop."""
+    assert op.parent is not None
+    if not isinstance(op.parent.parent, ops.Loop):
+        return None
+    for other in op.parent.ops:
+        if (
+            isinstance(other, ops.CompareOp)
+            and other.attrs["fn"] is ops.Compare.AT_LEAST
+            and other.operands[0] is op.result
+        ):
+            return other.operands[1]
+    return None
 
 
 @lowers(ops.TileStore)

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from peertile.backends.binary import Place
-from peertile.backends.cuda import accesses, arith, casts, memory, pieces, pointers, shape, views, words
+from peertile.backends.cuda import (
+    accesses,
+    arith,
+    casts,
+    memory,
+    multicast,
+    pieces,
+    pointers,
+    shape,
+    views,
+    words,
+)
 from peertile.backends.cuda.control import emit_body
 from peertile.backends.cuda.library import closure
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, SIGNATURE, UNSIGNED, power_of_two_part
@@ -39,7 +50,7 @@ HIDDEN: Final = (
 """What every kernel takes after its argument block: grid extents, address of the abort word (i32, never 0), address
 of the fault record, wait timeout in ns, address of the launch words (u64[8]), address of the print buffer or 0."""
 
-_RULES: Final = (accesses, arith, casts, memory, pieces, pointers, shape, views, words)
+_RULES: Final = (accesses, arith, casts, memory, multicast, pieces, pointers, shape, views, words)
 """Imported for what they register."""
 
 
@@ -68,6 +79,8 @@ class Emitted:
     n_slots: int
     narrow_floats: bool
     """Whether the kernel has fp8 anywhere."""
+    ptx_version: int | None = None
+    """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""
 
 
 def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None = None) -> Emitted:
@@ -252,4 +265,5 @@ def _assemble(e: Emitter, entry: str, parameters: list[Parameter], warps: int, s
         waits=e.kernel.waits,
         n_slots=e.n_slots,
         narrow_floats=e.narrow_floats,
+        ptx_version=e.ptx_version,
     )

@@ -28,6 +28,7 @@ __all__ = [
     "fence_alias",
     "load_elected",
     "load_tile",
+    "patient_load_tile",
     "rmw_tile",
     "store_elected",
     "store_tile",
@@ -40,6 +41,9 @@ FAULT_ABORTED: Final = 5
 POLLS: Final = 64
 """Looks at the word between two looks at the clock, the abort word and the fault record, which may be far away."""
 
+LOOKS: Final = 256
+"""Looks of a patient load: some 100 us in the memory of the device, after which who waits does so by one thread."""
+
 Function = tuple[str, str]
 """Name and text of a function."""
 
@@ -50,11 +54,13 @@ def _lines(*lines: str) -> str:
     return "\n".join(f"        {line}" for line in lines)
 
 
-def _asm(name: str, params: str, doc: str, body: str, constraints: str, args: str, result: str, tail: str) -> Function:
+def _asm(
+    name: str, params: str, doc: str, body: str, constraints: str, args: str, result: str, tail: str, pack: int = 1
+) -> Function:
     text = (
         f"@triton.jit\ndef {name}({params}):\n    # {doc}\n"
         f'    r = tl.inline_asm_elementwise("""{{\n{body}\n    }}""", "{constraints}", [{args}], '
-        f"dtype={result}, is_pure=False, pack=1)\n    {tail}\n"
+        f"dtype={result}, is_pure=False, pack={pack})\n    {tail}\n"
     )
     return name, text
 
@@ -171,6 +177,48 @@ def load_tile(order: Order, scope: Scope, bits: int) -> Function:
     return _asm(
         name, "pointers, active", "each element by the thread that owns it", body, f"=&{_LETTER[bits]},l,r",
         "pointers, active", _int(bits), "return r",
+    )  # fmt: skip
+
+
+def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int) -> Function:
+    """f(pointers, expected, active) -> as `load_tile`, of words of 32 or 64 bits, but each thread looks again, a
+    bounded number of times, until all of its elements have reached `expected` (wrap-safe). What is not there by then
+    comes back as it is: the caller looks again, in a way that can end. A thread has `pack` elements in flight."""
+    name = f"_ld_patient_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
+    value = [f"${k}" for k in range(pack)]
+    pointer, expected, active = ([f"${pack * part + k}" for k in range(pack)] for part in (1, 2, 3))
+    again, done = "PATIENT_AGAIN_${:uid}", "PATIENT_DONE_${:uid}"
+    looks = []
+    for k in range(pack):
+        looks += [
+            f"@active{k} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];",
+        ]
+    for k in range(pack):
+        looks += [f"sub.s{bits} gap, {value[k]}, {expected[k]};", f"or.b{bits} gaps, gaps, gap;"]
+    body = _lines(
+        f".reg .pred ok, {', '.join(f'active{k}' for k in range(pack))};",
+        f".reg .b{bits} gap, gaps;",
+        ".reg .b32 count;",
+        *(f"setp.ne.u32 active{k}, {active[k]}, 0;" for k in range(pack)),
+        # An element that is not active has come.
+        *(f"mov.b{bits} {value[k]}, {expected[k]};" for k in range(pack)),
+        f"mov.b32 count, {LOOKS};",
+        f"{again}:",
+        f"mov.b{bits} gaps, 0;",
+        *looks,
+        f"setp.ge.s{bits} ok, gaps, 0;",
+        f"@ok bra {done};",
+        "sub.u32 count, count, 1;",
+        "setp.ne.u32 ok, count, 0;",
+        f"@ok bra {again};",
+        f"{done}:",
+        *(f"@!active{k} mov.b{bits} {value[k]}, 0;" for k in range(pack)),
+    )
+    letter = _LETTER[bits]
+    constraints = [f"=&{letter}"] * pack + ["l"] * pack + [letter] * pack + ["r"] * pack
+    return _asm(
+        name, "pointers, expected, active", "each element by the thread that owns it, once it has come", body,
+        ",".join(constraints), "pointers, expected, active", _int(bits), "return r", pack,
     )  # fmt: skip
 
 

@@ -169,6 +169,9 @@ class Emitter:
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
         self.n_slots = 0
         self.narrow_floats = False
+        self.ptx_version: int | None = None
+        """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""
+        self.bulk_buffers = 0
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
         self.leaves = False

@@ -226,6 +226,8 @@ def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
         # a * b + c is two roundings unless fma was asked for, and small numbers are not flushed to zero.
         "enable_fp_fusion": False,
         "enable_reflect_ftz": False,
+        # What the kernel's own instructions need, where that is more than the assembler's default.
+        **({} if emitted.ptx_version is None else {"ptx_version": emitted.ptx_version}),
     }
 
 
@@ -290,6 +292,13 @@ def _assembler_error(text: str, emitted: Emitted, path: Path, arch: str) -> Comp
         loc = _loc_of_ptx(Path(found[1]), int(found[2]), emitted, path)
     if loc is None:
         loc = _loc_at(emitted, len(emitted.lines))
+    if emitted.ptx_version is not None and "Unsupported .version" in text:
+        needed = f"{emitted.ptx_version // 10}.{emitted.ptx_version % 10}"
+        message += (
+            f"; bulk copies to a multicast address need PTX {needed}, which ptxas of CUDA 13.1 and newer takes: "
+            "install nvidia-cuda-nvcc>=13.1 and name its ptxas in TRITON_PTXAS_PATH (TRITON_PTXAS_BLACKWELL_PATH from "
+            "sm_100 on)"
+        )
     return CompileError(f"the assembler (ptxas) refused the kernel for {arch}: {message} (emitted source: {path})", loc)
 
 

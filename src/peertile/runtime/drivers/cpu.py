@@ -548,7 +548,17 @@ class CpuDevice(DriverDevice):
         return CpuLaunch(kernel, grid, options, header, n, n * kernel.stride if kernel.waits else 0)
 
     def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
-        return Ticket(stream, self.launch_many(stream, ((prepared, args),))[0], prepared.options.name)
+        if (
+            type(stream) is CpuStream
+            and type(prepared) is CpuLaunch
+            and prepared.is_plain
+            and stream.capture is None
+            and len(args) <= INLINE_ARGS
+            and not callback_threads
+            and not self._closed
+        ):
+            return Ticket(stream, stream.enqueue_launch(prepared, args), prepared.name)
+        return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
         self._enter()
@@ -582,7 +592,7 @@ class CpuDevice(DriverDevice):
                         arena = stream.arena_for(prepared.arena_bytes)
                 stream.inline_name = prepared.name
                 stream.inline_nodes = None
-                result = self._run_launch(stream.address, slot.address, prepared.header, args, len(args), arena, _SLICE)
+                result = self._run_launch(stream.address, slot.address, prepared.header, args, arena, _SLICE)
                 if result == _DONE:
                     return None
                 if result != _BUSY:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from peertile.backends.cpu import jit
 from peertile.config import config, warn_of_cache
 from peertile.runtime.drivers.cpu_native import native_module
+from peertile.runtime.drivers.cpu_native_python import builtin, symbol_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,6 @@ __all__ = ["Native", "native"]
 
 _P: Final = ctypes.c_void_p
 _I: Final = ctypes.c_int64
-_S: Final = ctypes.c_char_p  # the bytes of a bytes object
 _DIGEST: Final = 32  # bytes of sha256
 
 
@@ -36,8 +36,9 @@ def _sha256(data: bytes) -> Any:
 class Native:
     """The exported functions of the native runtime.
 
-    Those that may run programs or sleep let go of the interpreter lock (CFUNCTYPE); the others take well under a
-    microsecond and keep it (PYFUNCTYPE), which saves giving it up and getting it back.
+    Those that may run programs or sleep let go of the interpreter lock; the others take well under a microsecond and
+    keep it. What is called for every operation is called as a builtin (`cpu_native_python.py`), the rest through
+    ctypes: the loops of threads, which end where they are when the process does.
     """
 
     def __init__(self, symbols: dict[str, int]) -> None:
@@ -47,17 +48,27 @@ class Native:
         def held(name: str, result: Any, *params: Any) -> Callable[..., Any]:
             return ctypes.PYFUNCTYPE(result, *params)(symbols[name])
 
+        def fast(name: str) -> Callable[..., int]:
+            return builtin(name, symbols[symbol_of(name)])
+
         self.worker_loop = free("worker_loop", None, _P, _P)
         self.stop_workers = held("stop_workers", None, _P)
         self.stream_loop = free("stream_loop", _I, _P, _I)
-        self.run_inline = free("run_inline", _I, _P, _P, _I)
-        self.run_launch = free("run_launch", _I, _P, _P, _S, _S, _I, _I, _I)
-        self.run_graph = free("run_graph", _I, _P, _P, _P, _I, _I, _I)
-        self.host_wait = free("host_wait", _I, _P, _I, _I, _I)
-        self.submit = held("submit", _I, _P, _P)
-        self.submit_launch = held("submit_launch", _I, _P, _P, _S, _S, _I, _I)
-        self.wake_stream = held("wake_stream", None, _P)
         self.take_fault = held("take_fault", _I, _P)
+        # (stream, slot, slice_ns): run what the slot holds here and now
+        self.run_inline = fast("run_inline")
+        # (stream, slot, header, args, arena, slice_ns)
+        self.run_launch = fast("run_launch")
+        # (stream, slot, table, nodes, arena, slice_ns)
+        self.run_graph = fast("run_graph")
+        # (stream, sequence, slice_ns, help)
+        self.host_wait = fast("host_wait")
+        # (stream, slot): the sequence number
+        self.submit = fast("submit")
+        # (stream, slot, header, args, arena): the sequence number
+        self.submit_launch = fast("submit_launch")
+        # (stream)
+        self.wake_stream = fast("wake_stream")
 
 
 _lock: Final = threading.Lock()

@@ -1,6 +1,6 @@
 """The native runtime of the cpu driver: what runs without the interpreter lock. Emits text; loads nothing itself.
 
-Bottom up: `cpu_native_polling.py`, `cpu_native_programs.py`, `cpu_native_streams.py`.
+Bottom up: `cpu_native_polling.py`, `cpu_native_programs.py`, `cpu_native_streams.py`, `cpu_native_python.py`.
 
 Three kinds of threads run it: a *caller* (a Python thread in `run_inline` or `host_wait`), a stream's own thread
 (`stream_loop`) and the workers of a device (`worker_loop`). A stream is run by one thread at a time, whoever holds
@@ -27,6 +27,7 @@ from __future__ import annotations
 from peertile.runtime.drivers.cpu_emit import Module
 from peertile.runtime.drivers.cpu_native_polling import emit_polling
 from peertile.runtime.drivers.cpu_native_programs import emit_programs
+from peertile.runtime.drivers.cpu_native_python import emit_entries
 from peertile.runtime.drivers.cpu_native_streams import emit_streams
 
 __all__ = ["native_module"]
@@ -38,4 +39,5 @@ def native_module() -> Module:
     emit_polling(m)
     emit_programs(m)
     emit_streams(m)
+    emit_entries(m)
     return m

@@ -310,6 +310,21 @@ class CpuStream(StreamHandle):
             self.pending.append((sequence, slot, Entry(op.name, keep, op.python, nodes)))
         return Ticket(self, sequence, op.name)
 
+    def enqueue_launch(self, launch: CpuLaunch, args: bytes) -> int:
+        """`enqueue_launches` of one: its sequence number."""
+        with self.lock:
+            if self.closed or self.thread is None:
+                self._usable()
+                self._start()
+            pending = self.pending
+            if len(pending) >= _PRUNE_AT:
+                self._prune()
+            slot = self.slots.popleft() if self.slots else self._fresh_slot()
+            arena = self.arena_for(launch.arena_bytes) if launch.arena_bytes else 0
+            sequence: int = self.native.submit_launch(self.address, slot.address, launch.header, args, arena)
+            pending.append((sequence, slot, launch))
+        return sequence
+
     def enqueue_launches(self, launches: Sequence[tuple[CpuLaunch, bytes]]) -> Sequence[int]:
         """Enqueue launches whose blocks of arguments fit a slot. The stream is not being captured."""
         submit, address, pending, slots = self.native.submit_launch, self.address, self.pending, self.slots
@@ -323,7 +338,7 @@ class CpuStream(StreamHandle):
             for launch, args in launches:
                 slot = slots.popleft() if slots else self._fresh_slot()
                 arena = self.arena_for(launch.arena_bytes) if launch.arena_bytes else 0
-                sequence = submit(address, slot.address, launch.header, args, len(args), arena)
+                sequence = submit(address, slot.address, launch.header, args, arena)
                 pending.append((sequence, slot, launch))
                 sequences.append(sequence)
         return sequences
