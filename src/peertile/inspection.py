@@ -12,7 +12,7 @@ import inspect as python_inspect
 import re
 import sys
 from ast import literal_eval
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,8 @@ class Description:
     bounds: dict[str, int]
     waits: bool
     scratch_bytes: int
+    payload: bytes = field(default=b"", repr=False)
+    """The machine code: an object file, or a cubin."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -131,12 +133,12 @@ class Description:
         }
 
 
-def describe(kernel: KernelFunction, signature: Signature) -> Description:
-    """Compile `kernel` for `signature` and collect source, IR, lowered IR, LLVM IR and assembly."""
-    compiled = kernel.compile_types(signature.types, signature.consts).compiled
+def describe(kernel: KernelFunction, signature: Signature, arch: str | None = None) -> Description:
+    """Compile `kernel` for `signature` and collect every stage as text: for this processor, or for GPUs of `arch`."""
+    compiled = kernel.compile_types(signature.types, signature.consts, arch=arch).compiled
     stages = {"source": python_inspect.getsource(kernel.fn), **compiled.stages()}
     binary = compiled.binary
-    return Description(kernel.name, stages, compiled.bounds, binary.waits, binary.scratch_bytes)
+    return Description(kernel.name, stages, compiled.bounds, binary.waits, binary.scratch_bytes, binary.payload)
 
 
 def load_kernel(target: str) -> KernelFunction:

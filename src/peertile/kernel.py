@@ -553,12 +553,14 @@ class KernelFunction:
         grid_rank: int = 1,
         groups: dict[str, int] | None = None,
         compiler: Compiler | None = None,
+        arch: str | None = None,
     ) -> Specialization:
         """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
         captures = snapshot(self.fn)
         compile_function = (compiler or _compiler()).compile_function
+        target = {} if arch is None else {"arch": arch}
         return Specialization(
-            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups),
+            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups, **target),
             captures,
             types.values(),
         )
@@ -900,16 +902,20 @@ def _mismatch(record: FaultRecord, bound: _Bound, name: str) -> str:
 def _check_exclusive(name: str, bound: _Bound, use: Use) -> None:
     """S2: the bytes of an exclusive argument are used by no other argument of the launch."""
     low, high = use.low, use.high
+    itself = True
     for other in bound.uses:
         # By address, not by storage: memory of somebody else's may be wrapped twice.
-        if other is use or other.high <= low or high <= other.low:
+        if other.high <= low or high <= other.low:
             continue
-        owners = {}
-        for param, argument in zip((p for p in bound.params if p.role is not Role.CONST), bound.arguments, strict=True):
-            for u in argument.uses:
-                owners[id(u)] = param.name
+        if other is use and itself:  # a second time it is the same partition, given twice
+            itself = False
+            continue
+        names = [p.name for p in bound.params if p.role is not Role.CONST]
+        owners = [(n, u) for n, argument in zip(names, bound.arguments, strict=True) for u in argument.uses]
+        mine = next(n for n, u in owners if u is use)
+        theirs = next(n for n, u in owners if u is other and n != mine)
         raise LaunchError(
-            f"{name}: exclusive argument {owners[id(use)]} overlaps {owners[id(other)]} in {use.storage.name}; "
+            f"{name}: exclusive argument {mine} overlaps {theirs} in {use.storage.name}; "
             "pass separate tensors, or disjoint slices"
         )
 

@@ -10,6 +10,7 @@ from peertile.checker.check import check
 from peertile.checker.program import CannotCheck
 from peertile.library.collectives import Collectives
 from peertile.library.selection import Algorithm
+from peertile.runtime.driver import ShareKind
 from peertile.sim.verdicts import VerdictKind
 
 
@@ -111,9 +112,9 @@ def test_f69_every_way_into_a_window_counts_from_its_beginning(group):
 
 def test_f71_memory_that_the_device_cannot_register_is_refused_when_it_is_made() -> None:
     def main(group):
-        pt.SymmetricHeap(group, 1 << 14, multicast=pt.Multicast.HARDWARE)
+        pt.SymmetricHeap(group, 1 << 14, path=ShareKind.FD)
 
-    with pytest.raises(CannotCheck, match="multicast"):
+    with pytest.raises(CannotCheck, match="memory path: expected fd, which rank 0 on sim:0 cannot share by"):
         check(main, 2, schedules=1)
 
 

@@ -121,7 +121,7 @@ class FakeCuda:
                            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448}  # fmt: skip
         self.version = 13000
         self.streams = []
-        self.native_launches = 0
+        self.native_launches = self.overlapping = 0
         self.keep, self.refusal = [], None
 
     def __getattribute__(self, name):
@@ -443,6 +443,12 @@ class FakeCuda:
             f, s = _object(function), _object(stream)
             return self._answer(lambda: self.launch(f, n0, threads, shared, s, params, not extra))
 
+        def overlapping(config, function, params, extra):
+            words = struct.unpack("<8IQQI", ctypes.string_at(config, 52))
+            self.native_launches += 1
+            f, s = _object(function), _object(words[8])
+            return self._answer(lambda: self.launch(f, words[0], words[3], words[6], s, params, False, True))
+
         def write(stream, address, value, flags):
             return self._answer(lambda: self.write_value(_object(stream), address, value, 64))
 
@@ -457,6 +463,7 @@ class FakeCuda:
             ctypes.CFUNCTYPE(u, q, q, q, u)(write), ctypes.CFUNCTYPE(u, q)(current),
             ctypes.CFUNCTYPE(u, q)(lambda context: self._answer(lambda: self.push_context(context))),
             ctypes.CFUNCTYPE(u, q)(lambda found: self._answer(self.pop_context)),
+            ctypes.CFUNCTYPE(u, q, q, q, q)(overlapping),
         ]  # fmt: skip
         self.keep.append(made)
         return tuple(ctypes.cast(f, ctypes.c_void_p).value for f in made)
@@ -473,7 +480,8 @@ class FakeCuda:
         assert code == 1
         return self.refusal
 
-    def launch(self, function, blocks, threads, shared_bytes, stream, params, cooperative):
+    def launch(self, function, blocks, threads, shared_bytes, stream, params, cooperative, overlap=False):
+        self.overlapping += overlap
         count = SLOTS[function]
         pointers = struct.unpack(f"<{count}Q", ctypes.string_at(params, 8 * count))
         words = [ctypes.c_uint64.from_address(p).value for p in pointers]

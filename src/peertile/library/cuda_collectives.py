@@ -7,12 +7,13 @@ and checks no arguments: collectives.py does. What it chooses depends on facts t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
-from peertile.dtypes import DType, i64, u8, u32, u64
+from peertile.dtypes import DType, u8, u32, u64
 from peertile.kernel import LaunchOp
 from peertile.library import cuda_kernels as kernels
 from peertile.library.cuda_kernels import AHEAD_SLOTS, SLOTS
@@ -28,6 +29,13 @@ TILE_BYTES = 1 << 15
 """Bytes of the largest pushed tile."""
 FEW_RANKS = 2
 """Up to here the kernels are compiled for the number of ranks; N is one more for all that are larger."""
+
+
+class Way(Enum):
+    """How a tile travels; each has turns of its own."""
+
+    FLAGGED = "flagged"
+    PUSHED = "pushed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +69,20 @@ class GpuPlans:
         words, inbox = _sizes(n, programs)
         self._words = heap.zeros((words,), u64)
         self._inbox = heap.empty((inbox,), u8)
-        self._turn = heap.zeros((2, programs), i64)
+        self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
+        self._cuts: dict[tuple[Way, int], Any] = {}
         self._ready = heap.signal(slots=programs)
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
 
     @property
     def objects(self) -> tuple[Any, ...]:
         """What has to be given back to a heap that lives on."""
-        return self._words, self._inbox, self._turn, self._ready
+        return self._words, self._inbox, self._ready
 
     def recover(self) -> None:
         """Turns may differ between ranks after a failure; those that count from zero again agree."""
-        self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
+        for turn in self._turns.values():
+            turn.copy_from(np.zeros(turn.shape, np.int64))
         driver, device = self.heap.device.driver, self.heap.device
         storage = self._words.storage
         device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, 0, 1, storage.nbytes))
@@ -85,49 +95,64 @@ class GpuPlans:
             self._views[key] = SymmetricTensor(self.heap, base.storage, dtype, (rows, tile), base.offset)
         return self._views[key], rows // self.programs
 
+    def _turn(self, way: Way, programs: int) -> Any:
+        """The turns of the first programs, one for each."""
+        key = way, programs
+        if key not in self._cuts:
+            self._cuts[key] = self._turns[way][0:programs].partition(1)
+        return self._cuts[key]
+
     # ---------------------------------------------------------------- launches
+
+    def _flagged(self, shape: Shape, cut: Any) -> tuple[Any, ...]:
+        """What a flagged kernel takes after its input and output."""
+        words, rows = self._view(self._words, u64, shape.tile)
+        return words, self._turn(Way.FLAGGED, cut.grid()), rows, self.heap.group.rank
+
+    def _pushed(self, shape: Shape, dtype: DType, cut: Any) -> tuple[Any, ...]:
+        """What a pushed kernel takes after its input and output."""
+        inbox, rows = self._view(self._inbox, dtype, shape.tile)
+        return inbox, self._ready, self._turn(Way.PUSHED, cut.grid()), rows, self.heap.group.rank
+
+    def _reduction(self, dtype: DType, op: ReduceOp) -> dict[str, Any]:
+        return {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
 
     def all_reduce(self, shape: Shape, x: Tensor | None, out: Tensor, op: ReduceOp) -> LaunchOp:
         """x into out, both contiguous; of out itself without x."""
-        dtype = out.dtype
-        options = {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
+        options = self._reduction(out.dtype, op)
         if shape.algorithm is Algorithm.FLAGGED:
             cut = _cut(as_words(out, 1), 1, shape)
-            words, rows = self._view(self._words, u64, shape.tile)
-            pack = dtype.itemsize == 2
+            channels = self._flagged(shape, cut)
+            options["PACK"] = out.dtype.itemsize == 2
             if x is None:
-                return kernels.flagged_all_reduce_in_place(cut, words, self._turn, rows, PACK=pack, **options)
-            return kernels.flagged_all_reduce(cut, as_words(x, 1), words, self._turn, rows, PACK=pack, **options)
-        inbox, rows = self._view(self._inbox, dtype, shape.tile)
+                return kernels.flagged_all_reduce_in_place(cut, *channels, **options)
+            return kernels.flagged_all_reduce(cut, as_words(x, 1), *channels, **options)
         cut = _cut(out.reshape(1, out.size), 1, shape)
-        channels = inbox, self._ready, self._turn, rows
+        channels = self._pushed(shape, out.dtype, cut)
         if x is None:
             return kernels.pushed_all_reduce_in_place(cut, *channels, **options)
         return kernels.pushed_all_reduce(cut, x.reshape(1, x.size), *channels, **options)
 
     def reduce_scatter(self, shape: Shape, x: Tensor, out: Tensor, op: ReduceOp) -> LaunchOp:
         """Row `rank` of x, which has one for each rank, into out."""
-        n, dtype = self.heap.group.size, out.dtype
-        options = {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
+        n = self.heap.group.size
+        options = self._reduction(out.dtype, op)
         if shape.algorithm is Algorithm.FLAGGED:
-            words, rows = self._view(self._words, u64, shape.tile)
-            ends = _cut(as_words(out, 1), 1, shape), as_words(x, n)
-            return kernels.flagged_reduce_scatter(*ends, words, self._turn, rows, PACK=dtype.itemsize == 2, **options)
-        inbox, rows = self._view(self._inbox, dtype, shape.tile)
-        ends = _cut(out.reshape(1, out.size), 1, shape), x.reshape(n, out.size)
-        return kernels.pushed_reduce_scatter(*ends, inbox, self._ready, self._turn, rows, **options)
+            cut = _cut(as_words(out, 1), 1, shape)
+            options["PACK"] = out.dtype.itemsize == 2
+            return kernels.flagged_reduce_scatter(cut, as_words(x, n), *self._flagged(shape, cut), **options)
+        cut = _cut(out.reshape(1, out.size), 1, shape)
+        channels = self._pushed(shape, out.dtype, cut)
+        return kernels.pushed_reduce_scatter(cut, x.reshape(n, out.size), *channels, **options)
 
     def gather(self, shape: Shape, x: Tensor, out: Tensor, *, each: bool) -> LaunchOp:
         """Row r of out from rank r: its x, or its row of x for this rank (`each`)."""
         n = self.heap.group.size
-        high = 1 << (n - 1).bit_length()
+        cut = _cut(as_words(out, n), 1 << (n - 1).bit_length(), shape)
+        ends = cut, as_words(x, n if each else 1)
         if shape.algorithm is Algorithm.FLAGGED:
-            words, rows = self._view(self._words, u64, shape.tile)
-            ends = _cut(as_words(out, n), high, shape), as_words(x, n if each else 1)
-            return kernels.flagged_gather(*ends, words, self._turn, rows, N=self.few, EACH=each)
-        inbox, rows = self._view(self._inbox, u32, shape.tile)
-        ends = _cut(as_words(out, n), high, shape), as_words(x, n if each else 1)
-        return kernels.pushed_gather(*ends, inbox, self._ready, self._turn, rows, N=self.few, EACH=each)
+            return kernels.flagged_gather(*ends, *self._flagged(shape, cut), N=self.few, EACH=each)
+        return kernels.pushed_gather(*ends, *self._pushed(shape, u32, cut), N=self.few, EACH=each)
 
 
 def as_words(t: Tensor, rows: int) -> Tensor:

@@ -8,11 +8,14 @@ Two ways to exchange a tile with the same program of every other rank, each in o
 
 Data is pushed, never pulled: a store over NVLink is worth more than a load, and nobody waits for it.
 
-Turns count in device memory (`turn`, a row for each way), over all launches, so that a relaunch and a replayed graph
-go on where the last one ended. How a slot is reused, the invariant: a program owns its slots, and handles one tile a
+Turns count in device memory (`turn`, one for each program and way), over all launches, so that a relaunch and a
+replayed graph go on where the last one ended. How a slot is reused, the invariant: a program owns its slots, and handles one tile a
 turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn t + S - w, where w is how
 many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this program. So S >= 2w slots are
 enough and nothing is acknowledged. All programs of all ranks take the same turns, since grids and counts are equal.
+
+What a kernel needs before it can send is an argument where it can be (`me`, this rank), not a word in memory: each
+would be a round trip to the memory of the device, which is a tenth of a small message's time.
 
 Every kernel handles rank order: results are folded from rank 0 upwards, the same bits on every rank. Where there are
 two ranks, both orders give the same bits, and one's own part does not go through memory.
@@ -27,10 +30,8 @@ import peertile.language as T
 from peertile.kernel import kernel
 from peertile.library.reductions import finish, fold
 
-__all__ = ["AHEAD_SLOTS", "FLAGGED_ROW", "PUSHED_ROW", "SLOTS"]
+__all__ = ["AHEAD_SLOTS", "SLOTS"]
 
-FLAGGED_ROW, PUSHED_ROW = 0, 1
-"""Rows of `turn`."""
 SLOTS = 2
 """Turns that a program's part of `words` and `inbox` has room for, where it sends no turn ahead."""
 AHEAD_SLOTS = 4
@@ -58,9 +59,8 @@ def pair(first: T.Tile, second: T.Tile, DT: T.DType) -> T.Tile:
 # ---------------------------------------------------------------- flagged
 
 
-def send_words(mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, N: int) -> None:
+def send_words(mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, me: T.Tile, N: int) -> None:
     """This rank's words of a turn to all ranks; where there are two, to the other alone."""
-    me = words.rank
     if N == 2:
         T.put_flagged(mine, words, (row + me, 0), epoch=e, rank=1 - me)
     else:
@@ -74,13 +74,13 @@ def take_words(words: T.Peer, row: T.Tile, source: T.Tile, e: T.Tile, W: int) ->
 
 
 def fold_words(
-    mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, W: int,
+    mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, me: T.Tile, W: int,
     N: int, OP: object, ACC: T.DType, DT: T.DType, PACK: bool,
 ) -> T.Tile:  # fmt: skip
     """The words of all ranks as one; `mine` are this rank's."""
     n = words.num_ranks
     if N == 2:
-        other = take_words(words, row, 1 - words.rank, e, W)
+        other = take_words(words, row, 1 - me, e, W)
         if PACK:
             first = finish(fold(low(mine, DT, ACC), low(other, DT, ACC), OP), n, OP)
             second = finish(fold(high(mine, DT, ACC), high(other, DT, ACC), OP), n, OP)
@@ -103,47 +103,47 @@ def fold_words(
 
 @kernel
 def flagged_all_reduce(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """x folded over the ranks. `out` and `x` as words; `rows`: of a program in `words`."""
     p = T.program_id(0)
-    e = T.ld(turn.local, (FLAGGED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row = p * rows + (e & 1) * (rows // 2)
         mine = x.load_like(tile)
-        send_words(mine, words, row, e, N)
-        tile.store(fold_words(mine, words, row, e, out.tile_shape[1], N, OP, ACC, DT, PACK))
-    T.st(turn.local, e, (FLAGGED_ROW, p), order=T.weak)
+        send_words(mine, words, row, e, me, N)
+        tile.store(fold_words(mine, words, row, e, me, out.tile_shape[1], N, OP, ACC, DT, PACK))
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_all_reduce_in_place(
-    out: T.Exclusive, words: T.Peer, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """As flagged_all_reduce, of `out` itself."""
     p = T.program_id(0)
-    e = T.ld(turn.local, (FLAGGED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row = p * rows + (e & 1) * (rows // 2)
         mine = tile.load()
-        send_words(mine, words, row, e, N)
-        tile.store(fold_words(mine, words, row, e, out.tile_shape[1], N, OP, ACC, DT, PACK))
-    T.st(turn.local, e, (FLAGGED_ROW, p), order=T.weak)
+        send_words(mine, words, row, e, me, N)
+        tile.store(fold_words(mine, words, row, e, me, out.tile_shape[1], N, OP, ACC, DT, PACK))
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_reduce_scatter(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank sends every other one the row that is its."""
     p = T.program_id(0)
-    me, W = words.rank, out.tile_shape[1]
-    e = T.ld(turn.local, (FLAGGED_ROW, p), order=T.weak)
+    W = out.tile_shape[1]
+    e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row, t = p * rows + (e & 1) * (rows // 2), tile.index[1]
@@ -153,21 +153,21 @@ def flagged_reduce_scatter(
             for r in T.ranks():
                 T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=e, rank=r)
         mine = x.load((me, t), (1, W))
-        tile.store(fold_words(mine, words, row, e, W, N, OP, ACC, DT, PACK))
-    T.st(turn.local, e, (FLAGGED_ROW, p), order=T.weak)
+        tile.store(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK))
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_gather(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Peer, rows: T.i64, N: T.Const[int], EACH: T.Const[bool]
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, N: T.Const[int], EACH: T.Const[bool]
 ) -> None:
     """Row r of out comes from rank r: its x (all-gather), or its row of x for this rank (EACH: all-to-all). A tile of
     out has the same columns of all rows."""
     p = T.program_id(0)
-    me, n = words.rank, words.num_ranks
+    n = words.num_ranks
     R, W = out.tile_shape
     which = T.reshape(T.iota(R), (R, 1))
-    e = T.ld(turn.local, (FLAGGED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row, t = p * rows + (e & 1) * (rows // 2), tile.index[1]
@@ -187,15 +187,14 @@ def flagged_gather(
                 r = (me + k) % n
                 whole = T.where(which == r, take_words(words, row, r, e, W), whole)
         tile.store(whole)
-    T.st(turn.local, e, (FLAGGED_ROW, p), order=T.weak)
+    turn.store(T.reshape(e, (1,)))
 
 
 # ---------------------------------------------------------------- pushed
 
 
-def push_tile(mine: T.Tile, inbox: T.Peer, row: T.Tile, N: int) -> None:
+def push_tile(mine: T.Tile, inbox: T.Peer, row: T.Tile, me: T.Tile, N: int) -> None:
     """This rank's tile of a turn to all ranks; where there are two, to the other alone."""
-    me = inbox.rank
     if N == 2:
         inbox.at(1 - me).store((row + me, 0), mine)
     else:
@@ -204,12 +203,12 @@ def push_tile(mine: T.Tile, inbox: T.Peer, row: T.Tile, N: int) -> None:
 
 
 def fold_tiles(
-    mine: T.Tile, inbox: T.Peer, row: T.Tile, B: int, N: int, OP: object, ACC: T.DType, DT: T.DType
+    mine: T.Tile, inbox: T.Peer, row: T.Tile, me: T.Tile, B: int, N: int, OP: object, ACC: T.DType, DT: T.DType
 ) -> T.Tile:
     """The tiles of all ranks as one, once they are here; `mine` is this rank's."""
     n = inbox.num_ranks
     if N == 2:
-        other = inbox.local.load((row + 1 - inbox.rank, 0), (1, B))
+        other = inbox.local.load((row + 1 - me, 0), (1, B))
         return finish(fold(mine.astype(ACC), other.astype(ACC), OP), n, OP).astype(DT)
     acc = inbox.local.load((row, 0), (1, B)).astype(ACC)
     for r in T.range(1, n):
@@ -219,61 +218,61 @@ def fold_tiles(
 
 @kernel
 def pushed_all_reduce(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """x folded over the ranks, one turn sent ahead. `rows`: of a program in `inbox`."""
     p, P = T.program_id(0), T.num_programs(0)
     B = out.tile_shape[1]
     tiles = out.num_tiles()[1]
-    e = T.ld(turn.local, (PUSHED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     if p < tiles:
-        push_tile(x.load((0, p), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, N)
+        push_tile(x.load((0, p), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, me, N)
         ready.notify()
     for tile in out.tiles():
         t = tile.index[1]
         if t + P < tiles:
-            push_tile(x.load((0, t + P), (1, B)), inbox, p * rows + ((e + 1) & (AHEAD_SLOTS - 1)) * slot, N)
+            push_tile(x.load((0, t + P), (1, B)), inbox, p * rows + ((e + 1) & (AHEAD_SLOTS - 1)) * slot, me, N)
             ready.notify()
         mine = x.load_like(tile)
         ready.wait()
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
-        tile.store(fold_tiles(mine, inbox, row, B, N, OP, ACC, DT))
+        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
         e += 1
-    T.st(turn.local, e, (PUSHED_ROW, p), order=T.weak)
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def pushed_all_reduce_in_place(
-    out: T.Exclusive, inbox: T.Peer, ready: T.Signal, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As pushed_all_reduce, of `out` itself, and no turn ahead: many programs of a multiprocessor keep the link busy."""
     p = T.program_id(0)
     B = out.tile_shape[1]
-    e = T.ld(turn.local, (PUSHED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     for tile in out.tiles():
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         mine = tile.load()
-        push_tile(mine, inbox, row, N)
+        push_tile(mine, inbox, row, me, N)
         ready.notify()
         ready.wait()
-        tile.store(fold_tiles(mine, inbox, row, B, N, OP, ACC, DT))
+        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
         e += 1
-    T.st(turn.local, e, (PUSHED_ROW, p), order=T.weak)
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def pushed_reduce_scatter(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank pushes every other one the row that is its."""
     p = T.program_id(0)
-    me, B = inbox.rank, out.tile_shape[1]
-    e = T.ld(turn.local, (PUSHED_ROW, p), order=T.weak)
+    B = out.tile_shape[1]
+    e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     for tile in out.tiles():
         row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[1]
@@ -285,22 +284,22 @@ def pushed_reduce_scatter(
         ready.notify()
         mine = x.load((me, t), (1, B))
         ready.wait()
-        tile.store(fold_tiles(mine, inbox, row, B, N, OP, ACC, DT))
+        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
         e += 1
-    T.st(turn.local, e, (PUSHED_ROW, p), order=T.weak)
+    turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def pushed_gather(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Peer, rows: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], EACH: T.Const[bool],
 ) -> None:  # fmt: skip
     """As flagged_gather, by tiles that are pushed."""
     p = T.program_id(0)
-    me, n = inbox.rank, inbox.num_ranks
+    n = inbox.num_ranks
     R, B = out.tile_shape
     which = T.reshape(T.iota(R), (R, 1))
-    e = T.ld(turn.local, (PUSHED_ROW, p), order=T.weak)
+    e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     for tile in out.tiles():
         row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[1]
@@ -323,4 +322,4 @@ def pushed_gather(
                 whole = T.where(which == r, inbox.local.load((row + r, 0), (1, B)), whole)
         tile.store(whole)
         e += 1
-    T.st(turn.local, e, (PUSHED_ROW, p), order=T.weak)
+    turn.store(T.reshape(e, (1,)))

@@ -70,6 +70,7 @@ class ExecutionContext:
         "device",
         "error",
         "first",
+        "gathers",
         "gives_up_leases",
         "handle",
         "host_pending",
@@ -101,6 +102,7 @@ class ExecutionContext:
         self.leases: list[Lease] = []
         self.makers: dict[int, Maker] | None = None
         self.depends: list[ExecutionContext] | None = None
+        self.gathers = False
         self.batch: list[_Launch] = []
         self.first = 0
         self.last: Ticket | None = None
@@ -143,15 +145,35 @@ class ExecutionContext:
         return lease
 
     def launch(self, prepared: PreparedLaunch, args: bytes, lease: Lease | None, maker: Maker) -> None:
-        """Enqueue a launch, now or with those that follow: operations of a zip reach the driver a few at a time, which
-        is cheaper than one by one. Before any code of the user's runs, a closure for instance, all is enqueued
-        (`flush`): it may take long, and it may wait for the very work that was put off."""
-        if self.recording is not None:
-            self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
+        """Enqueue a launch: at once, or in a zip with those that follow. Operations of a zip reach the driver a few at
+        a time, which is cheaper than one by one. Before any code of the user's runs, a closure for instance, all is
+        enqueued (`flush`): it may take long, and it may wait for the very work that was put off."""
+        if self.gathers:
+            self.batch.append((prepared, args, lease, maker))
+            if len(self.batch) >= _BATCH:
+                self.flush()
             return
-        self.batch.append((prepared, args, lease, maker))
-        if len(self.batch) >= _BATCH:
-            self.flush()
+        ticket = self._driver.launch_prepared(self.handle, prepared, args)
+        if self.recording is not None:
+            self.note(ticket, lease, maker)
+            return
+        # As `note` does, without the call.
+        sequence = ticket.sequence
+        if self.last is None:
+            self.first = sequence
+        self.last = ticket
+        if lease is not None:
+            lease.sequence = sequence
+        if self.makers is None:
+            self.makers = {sequence: maker}
+        else:
+            self.makers[sequence] = maker
+
+    def gather(self) -> bool:
+        """Let launches go together from here on, in a zip; whether that was not so before. Not in a capture."""
+        before = self.gathers
+        self.gathers = self.recording is None
+        return self.gathers and not before
 
     def flush(self) -> None:
         """Enqueue what `launch` has put off."""

@@ -94,6 +94,9 @@ class DeviceFuture(Generic[T]):
             return
         if execution.inside is not None:
             outside_execution(op.name)
+        self._enqueue(op)
+
+    def _enqueue(self, op: DeviceOp[T]) -> None:
         stream = self._stream
         if stream is None:
             stream = self._stream = op._pick(self._policy)

@@ -191,7 +191,7 @@ class DeviceOp(Generic[T]):
             self._spend()
         self._spent = True
         future = DeviceFuture(self, None, stream)
-        future._submit()
+        future._enqueue(self)
         return future
 
     def schedule(self, policy: SchedulingPolicy | None = None) -> DeviceFuture[T]:
@@ -426,7 +426,12 @@ class ZipOp(DeviceOp[T]):
         return sum([op._operations for op in self._ops])
 
     def _execute(self, context: ExecutionContext) -> T:
-        return cast("T", tuple([op._execute(context) for op in self._ops]))
+        outermost = context.gather()
+        results = tuple([op._execute(context) for op in self._ops])
+        if outermost:
+            context.gathers = False
+            context.flush()
+        return cast("T", results)
 
 
 class FunctionOp(DeviceOp[T]):

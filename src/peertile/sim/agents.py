@@ -6,15 +6,19 @@ An agent holds a clock and what fences need to know. When it runs is a `Task`'s 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from peertile.memory_model import Scope
+from peertile.memory_model import Proxy, Scope
 from peertile.sim.clocks import Clock, join
 
 if TYPE_CHECKING:
     from peertile.sim.sites import Site
 
 __all__ = ["Agent", "Denied", "Kind"]
+
+
+NO_LENSES: Final[dict[Proxy, int]] = {}
+"""Of most agents: shared, never written."""
 
 
 class Kind(Enum):
@@ -43,8 +47,8 @@ class Agent:
     a fence to come. `released` and `denied` are for reports."""
 
     __slots__ = (
-        "clock", "denied", "entry", "fenced", "fenced_scope", "is_host", "kind", "label", "pending", "program",
-        "rank", "released", "steps",
+        "clock", "denied", "entry", "fenced", "fenced_scope", "is_host", "kind", "label", "lenses", "pending",
+        "program", "rank", "released", "steps",
     )  # fmt: skip
 
     def __init__(self, kind: Kind, rank: int, entry: int, label: str, program: int = -1) -> None:
@@ -61,6 +65,8 @@ class Agent:
         self.steps = 0
         self.released: tuple[int, Site | None] | None = None
         self.denied: Denied | None = None
+        self.lenses: dict[Proxy, int] = NO_LENSES
+        """The agent's own entry for each proxy that it has gone through."""
 
     def where(self) -> str:
         """The agent in words."""

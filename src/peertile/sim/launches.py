@@ -21,6 +21,7 @@ from peertile.sim.clocks import join
 from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import Object, Symmetric, View, scalar
 from peertile.sim.program import Program, ProgramFault, fault_verdict
+from peertile.sim.proxies import ALIASES, cross
 from peertile.sim.sites import Site
 from peertile.sim.strands import UnsafeProgram
 from peertile.sim.streams import Operation, Stream
@@ -78,6 +79,8 @@ class Launch(Operation):
             ids = (index % n0, index // n0 % n1, index // (n0 * n1))
             program = cls(machine, self, entry, index, ids, self.grid)
             machine.begin(program, self.before)
+            if self.translation.proxies:  # a launch is behind a fence of every proxy
+                cross(program, ALIASES)
             program.code = self.translation.start(program, *self.args)
             if machine.resident is not None:
                 program.ready = False

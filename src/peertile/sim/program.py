@@ -6,19 +6,20 @@ order is a synchronising operation: the code yields before it, so that the machi
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from peertile.dtypes import DType
 from peertile.meaning.numbers import apply_rmw
-from peertile.memory_model import Cmp, Rmw
+from peertile.memory_model import Cmp, Proxy, Rmw
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
-from peertile.sim.clocks import join
+from peertile.sim.clocks import Clock, join
 from peertile.sim.machine import MAX_STALE, Found, Machine
 from peertile.sim.memory import Object, Symmetric, View, scalar
+from peertile.sim.proxies import ALIASES, Lens, cross
 from peertile.sim.report import access_of
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Bounds, KernelFault, Lifetime, Waiter, WordMisuse
@@ -113,7 +114,9 @@ class Program(Agent):
         return None
 
     def settle(self) -> None:
-        """At its end everything that the program did is in its clock."""
+        """At its end everything that the program did is in its clock, through whatever proxy."""
+        for entry in self.lenses.values():
+            self.clock[entry] = self.clock[self.entry]
 
     def waits(self) -> Waiter | None:
         if self.ready or self.site is None:
@@ -224,10 +227,13 @@ class Program(Agent):
         target = view.object
         own = values if part is None else values[part]
         if not target.words and not (site.order.acquires or site.order.releases):
-            record = self.record(site)
-            conflict = read_strong(box, self.clock, record, site.kind) or write_strong(
-                box, self.clock, record, site.kind
-            )
+            clock: Any = self.clock
+            entry = self.entry
+            if site.proxy is not Proxy.GENERIC:
+                clock = self.lens(site.proxy)
+                entry = clock.entry
+            record = Record(entry, clock[entry], site, self, self.steps)
+            conflict = read_strong(box, clock, record, site.kind) or write_strong(box, clock, record, site.kind)
             if conflict is not None:
                 self.machine.conflict(conflict, record, target)
             view.array[inside] = apply_rmw(rmw, view.array[inside], own, view.type.dtype)
@@ -237,6 +243,30 @@ class Program(Agent):
             at = tuple(a + b for a, b in zip(origin, k, strict=True))
             word = self.word(site, view, at)
             self.rmw_word(site, word, scalar(own[k], view.type.dtype), rmw)
+
+    # ---------------------------------------------------------------- proxies
+
+    def lens(self, proxy: Proxy) -> Lens:
+        """The program's clock as an access through `proxy` sees it."""
+        entry = self.lenses.get(proxy)
+        if entry is None:
+            entry = self.machine.entry("proxy", self.entry, proxy)
+            self.lenses = {**self.lenses, proxy: entry}
+        return Lens(self.clock, self.entry, entry, proxy)
+
+    def through(self, access: Callable[..., Any], site: Site, *arguments: Any) -> Any:
+        """An access without order through the proxy of its place."""
+        lens = self.lens(site.proxy)
+        mine = (self.entry, self.clock)
+        self.entry, self.clock = lens.entry, cast("Clock", lens)
+        try:
+            return access(site, *arguments)
+        finally:
+            self.entry, self.clock = mine
+
+    def cross(self) -> None:
+        """A fence between the generic proxy and those of aliases and multicast."""
+        cross(self, ALIASES)
 
     # ---------------------------------------------------------------- words
 
@@ -395,8 +425,13 @@ class Program(Agent):
         target = word.home
         if target.freed_by is not None:
             self.reach(site, target, 0, 0)
-        record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
-        conflict = check(word.box, self.clock, record, site.kind)
+        clock: Any = self.clock
+        entry = self.entry
+        if site.proxy is not Proxy.GENERIC:
+            clock = self.lens(site.proxy)
+            entry = clock.entry
+        record = Record(entry, clock[entry], site, self, self.steps)
+        conflict = check(word.box, clock, record, site.kind)
         if conflict is not None:
             self.machine.conflict(conflict, record, target)
 

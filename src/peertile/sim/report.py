@@ -8,6 +8,7 @@ from peertile.memory_model import Scope
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Conflict, Record, Run
 from peertile.sim.memory import Object
+from peertile.sim.proxies import is_ordered
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Access, Bounds, NeverWritten, Race
 
@@ -112,6 +113,16 @@ def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:
     first, second = earlier.agent, later.agent
     assert first is not None
     assert second is not None
+    one, two = earlier.site, later.site
+    assert one is not None
+    assert two is not None
+    if one.proxy is not two.proxy and is_ordered(second.clock, first, earlier.epoch):
+        return (
+            f"no fence between the {one.proxy.value} and the {two.proxy.value} proxy lies on the way from the first "
+            "access to the second, which are ordered otherwise",
+            "let the notify or the wait between them belong to a kernel with a multicast parameter, which fences, or "
+            "put T.unsafe.fence_alias() before the release or behind the acquire",
+        )
     if why:
         return (
             "nothing makes the two accesses a pair",

@@ -60,16 +60,29 @@ class Actor:
         self._bulks = 0
         self._views = views
 
-    def _site(self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None) -> Site:
+    def _site(
+        self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None, proxy: Proxy = Proxy.GENERIC
+    ) -> Site:
         code = f"{verb.value} {cell.name}"
         signed = cell.dtype.bits if cell.dtype.min < 0 else 0
-        return Site(verb, cell.name, cell.dtype.itemsize, order, scope, code=code, signed=signed)
+        return Site(verb, cell.name, cell.dtype.itemsize, order, scope, None, proxy, code=code, signed=signed)
 
-    def read(self, cell: Cell) -> Any:
-        return self.program.word_load(self._site(Verb.READS, cell), self._views(cell), (0,))
+    def read(self, cell: Cell, proxy: Proxy = Proxy.GENERIC) -> Any:
+        site, view = self._site(Verb.READS, cell, proxy=proxy), self._views(cell)
+        load = self.program.word_load
+        return load(site, view, (0,)) if proxy is Proxy.GENERIC else self.program.through(load, site, view, (0,))
 
-    def write(self, cell: Cell, value: int = 1) -> None:
-        self.program.word_store(self._site(Verb.WRITES, cell), self._views(cell), (0,), value)
+    def write(self, cell: Cell, value: int = 1, proxy: Proxy = Proxy.GENERIC) -> None:
+        site, view = self._site(Verb.WRITES, cell, proxy=proxy), self._views(cell)
+        store = self.program.word_store
+        if proxy is Proxy.GENERIC:
+            store(site, view, (0,), value)
+        else:
+            self.program.through(store, site, view, (0,), value)
+
+    def alias_fence(self) -> None:
+        """Between the generic proxy and those of aliases and multicast, both ways."""
+        self.program.cross()
 
     def get(self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM) -> Generator[Any, None, Any]:
         site = self._site(Verb.READS, cell, order, scope)
@@ -88,9 +101,10 @@ class Actor:
         self.program.store_word(site, word, value)
 
     def add(
-        self, cell: Cell, value: int = 1, order: Order = Order.RELEASE, scope: Scope = Scope.SYSTEM, rmw: Rmw = Rmw.ADD
-    ) -> Generator[Any, None, Any]:
-        site = self._site(Verb.UPDATES, cell, order, scope)
+        self, cell: Cell, value: int = 1, order: Order = Order.RELEASE, scope: Scope = Scope.SYSTEM,
+        rmw: Rmw = Rmw.ADD, proxy: Proxy = Proxy.GENERIC,
+    ) -> Generator[Any, None, Any]:  # fmt: skip
+        site = self._site(Verb.UPDATES, cell, order, scope, proxy)
         word = self.program.word(site, self._views(cell), (0,))
         yield
         return self.program.rmw_word(site, word, value, rmw)
@@ -127,8 +141,7 @@ class Actor:
         self._bulks += 1
         engine = Agent(Kind.STRAND, program.rank, entry, "a bulk copy of the script", program.index)
         machine.begin(engine, self._bulk_base if self._bulk_base is not None else program.launch.before)
-        site = self._site(Verb.WRITES if writes else Verb.READS, cell)
-        site.proxy = Proxy.BULK
+        site = self._site(Verb.WRITES if writes else Verb.READS, cell, proxy=Proxy.BULK)
         view = self._views(cell)
         record = Record(entry, engine.clock[entry], site, engine, program.steps)
         box = view.object.shadow.box((0, (), cell.dtype.itemsize))
@@ -197,7 +210,7 @@ def script_case(
                 if result is not None:
                     yield from result
 
-            translation = Translation(None, start, (), "", False)  # type: ignore[arg-type]
+            translation = Translation(None, start, (), "", False, True)  # type: ignore[arg-type]
             launch = Launch(machine, rank, translation, (len(bodies), 1, 1), (), name="the script")
             Stream(machine, rank, 0, "stream 0").enqueue(launch)
 

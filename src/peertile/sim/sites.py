@@ -45,7 +45,8 @@ class Site:
     kind: tuple[int, Scope | None, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kind = (self.size, self.scope, -1)
+        path = 0 if self.proxy is Proxy.GENERIC else (1 + tuple(Proxy).index(self.proxy)) << 16
+        self.kind = (self.size + path, self.scope, -1)
 
     def seen(self, value: Any) -> Any:
         """A word's number as this place sees it."""

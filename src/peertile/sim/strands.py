@@ -21,6 +21,7 @@ from peertile.sim.clocks import Clock, join
 from peertile.sim.machine import Found
 from peertile.sim.memory import Object, scalar
 from peertile.sim.program import Program, disturb
+from peertile.sim.proxies import ALIASES, cross
 from peertile.sim.report import access_of
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Bounds
@@ -93,6 +94,7 @@ class UnsafeProgram(Program):
         return token
 
     def settle(self) -> None:
+        super().settle()
         for strand in self.strands:
             self.machine.end(strand)
             join(self.clock, strand.clock)
@@ -108,6 +110,13 @@ class UnsafeProgram(Program):
         for strand in self.strands:
             join(strand.clock, self.base)
             strand.fenced, strand.fenced_scope = self.fenced, scope
+
+    def cross(self) -> None:
+        """On every strand, and for what starts from here on."""
+        super().cross()
+        self.base = {**self._start(), **{entry: known for entry, known in self.clock.items() if entry < 0}}
+        for strand in self.strands:
+            cross(strand, ALIASES)
 
     # ---------------------------------------------------------------- addresses
 

@@ -21,7 +21,7 @@ from peertile.ir.ops import Binary, Compare, Unary
 from peertile.ir.types import PointerType, SymmetricType, TileType, ViewType
 from peertile.meaning.registry import MEANINGS
 from peertile.meaning.tiles import delinearize
-from peertile.memory_model import Order
+from peertile.memory_model import Order, Proxy
 from peertile.sim.sites import Site, Verb
 
 __all__ = ["Translation", "translate"]
@@ -36,6 +36,8 @@ class Translation:
     places: tuple[Place, ...]
     text: str
     unsafe: bool
+    proxies: bool = False
+    """Whether anything goes through a proxy other than the generic one."""
 
 
 _PADDING: Final = {
@@ -97,6 +99,7 @@ class _Translator:
             "np": np, "QUOT": _quot, "REM": _rem, "TILE_INDEX": _tile_index, "IDS": _Ids(),
         }  # fmt: skip
         self.places: list[Place] = []
+        self.proxies = False
         self.loops: list[tuple[Op, list[str], list[str], int | None]] = []
         self.roots: dict[Value, str] = dict(zip(kernel.params, kernel.param_names, strict=True))
 
@@ -107,7 +110,8 @@ class _Translator:
         text = f"def start(P, {', '.join(params)}):\n{body}\n    return\n    yield\n"
         code = compile(text, f"<simulated {self.kernel.name}>", "exec")
         exec(code, self.scope)
-        return Translation(self.kernel, self.scope["start"], tuple(self.places), text, self.kernel.unsafe)
+        start = self.scope["start"]
+        return Translation(self.kernel, start, tuple(self.places), text, self.kernel.unsafe, self.proxies)
 
     # ---------------------------------------------------------------- names
 
@@ -151,7 +155,14 @@ class _Translator:
         if isinstance(t, PointerType):
             name = f"memory behind {name}"
         signed = t.dtype.bits if isinstance(t, ViewType | PointerType) and t.dtype.is_int and t.dtype.min < 0 else 0
-        return self.constant(Site(verb, name, size, order, scope, op.loc, signed=signed), "S")
+        proxy = op.attrs.get("proxy", Proxy.GENERIC)
+        self.proxies = self.proxies or proxy is not Proxy.GENERIC
+        return self.constant(Site(verb, name, size, order, scope, op.loc, proxy, signed=signed), "S")
+
+    @staticmethod
+    def _access(op: Op, method: str) -> str:
+        """The beginning of a call of an access without order, up to its place."""
+        return f"P.{method}(" if op.attrs.get("proxy", Proxy.GENERIC) is Proxy.GENERIC else f"P.through(P.{method}, "
 
     def place(self, op: Op, kind: str, message: str, what: str = "") -> int:
         self.places.append(Place(op.loc, message, what, kind))
@@ -368,9 +379,8 @@ class _Translator:
         site = self.site(op, Verb.READS, op.operands[0])
         padding = np.asarray(_PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()]
         index = self._tuple(op.operands[1:])
-        call = (
-            f"P.load({site}, {self.name(op.operands[0])}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
-        )
+        view = self.name(op.operands[0])
+        call = self._access(op, "load") + f"{site}, {view}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
         self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call + '[()]') if not t.shape else call}")
 
     def _Store(self, op: Op) -> None:
@@ -379,7 +389,8 @@ class _Translator:
         assert isinstance(t, TileType)
         site = self.site(op, Verb.WRITES, op.operands[0])
         values = f"np.asarray({self.boxed(op.operands[1])})" if not t.shape else tile
-        self.emit(f"P.store({site}, {view}, {self._tuple(op.operands[2:])}, {values}, {self.constant(t.shape)})")
+        index = self._tuple(op.operands[2:])
+        self.emit(self._access(op, "store") + f"{site}, {view}, {index}, {values}, {self.constant(t.shape)})")
 
     def _TileAtomic(self, op: Op) -> None:
         view, tile = self.args(op.operands[:2])
@@ -397,7 +408,7 @@ class _Translator:
         site = self.site(op, Verb.READS, op.operands[0])
         index = self._tuple(op.operands[1:])
         if op.attrs["order"] is Order.WEAK:
-            self.emit(f"{r} = P.word_load({site}, {view}, {index})")
+            self.emit(f"{r} = {self._access(op, 'word_load')}{site}, {view}, {index})")
             return
         self.emit(f"w = P.word({site}, {view}, {index})")
         self.emit("yield")
@@ -408,7 +419,7 @@ class _Translator:
         site = self.site(op, Verb.WRITES, op.operands[0])
         index = self._tuple(op.operands[2:])
         if op.attrs["order"] is Order.WEAK:
-            self.emit(f"P.word_store({site}, {view}, {index}, {value})")
+            self.emit(f"{self._access(op, 'word_store')}{site}, {view}, {index}, {value})")
             return
         self.emit(f"w = P.word({site}, {view}, {index})")
         self.emit("yield")
@@ -438,7 +449,7 @@ class _Translator:
         self.emit(f"P.fence({self.constant(op.attrs['scope'])}, {site})")
 
     def _FenceAlias(self, op: Op) -> None:
-        # Two addresses of some memory are one object here; tokens pass through.
+        self.emit("P.cross()")
         for token, given in zip(op.results, op.operands, strict=True):
             self.emit(f"{self.name(token)} = {self.name(given)}")
 

@@ -44,6 +44,8 @@ Position = tuple[Coordinate, ...]
 MAX_TRIP = 4096
 """More elements than any trip has along the vector axis."""
 ORIGIN = Coordinate("0")
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,14 @@ class Host(Protocol):
 
 @dataclass(eq=False, slots=True)
 class TileAccess:
-    """A tile of a view with the address of its first element, computed in front of the loops."""
+    """A tile of a view with the address of its first element, computed in front of the loops. `ahead`: while it is
+    read, what lies that many elements further (i64 register) is fetched into the caches."""
 
     view: RunView
     shape: tuple[int, ...]
     origin: tuple[str, ...]
     base: str
+    ahead: str | None = None
 
     @property
     def element(self) -> str:
@@ -275,9 +279,18 @@ class Evaluator:
         dtype = tile.view.type.dtype
         alias = self.host.alias(tile.view.root)
         t = vector(tile.element, width)
+        if tile.ahead is not None and width > 1:
+            self._fetch(tile, address, sum(c.offset for c in p if c.step) * dtype.itemsize, width * dtype.itemsize)
         return self.from_memory(
             dtype, self.f.value(f"load {t}, ptr {address}, align {dtype.itemsize}{alias}"), width
         )  # fmt: skip
+
+    def _fetch(self, tile: TileAccess, address: str, offset: int, nbytes: int) -> None:
+        """Fetch ahead of a vector of `nbytes` at `offset` of its trip: every line once."""
+        if offset % _LINE and offset // _LINE == (offset + nbytes - 1) // _LINE:
+            return
+        there = self.f.value(f"getelementptr {tile.element}, ptr {address}, i64 {tile.ahead}")
+        self.f.emit(f"call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 3, i32 1)")
 
     def _vector_axis(self, p: Position) -> int:
         return next(k for k, c in enumerate(p) if c.step)

@@ -102,6 +102,8 @@ class GroupHost(Host, Protocol):
 
     def stream_flag(self, view: View) -> str | None: ...
 
+    def next_tile(self, load: LoadNode) -> str | None: ...
+
 
 def register_bits(dtype: DType) -> int:
     """Width that an element takes while it is computed with."""
@@ -110,7 +112,11 @@ def register_bits(dtype: DType) -> int:
 
 def emit_group(host: GroupHost, group: Group) -> None:
     """Emit the loop nest of `group` and set `forward` of the cells of its reductions."""
-    _Nest(host, group).emit()
+    nest = _Nest(host, group)
+    nest.emit()
+    for node in nest.nodes:
+        if isinstance(node, LoadNode):
+            node.is_near = True
 
 
 class _Nest:
@@ -153,7 +159,8 @@ class _Nest:
         tiles: dict[int, TileAccess] = {}
         for node in self.nodes:
             if isinstance(node, LoadNode):
-                tiles[id(node)] = self._tile(node.view, node.shape, node.origin)
+                tiles[id(node)] = tile = self._tile(node.view, node.shape, node.origin)
+                tile.ahead = self.host.next_tile(node)
         for sink in self.group.sinks:
             if isinstance(sink, StoreSink):
                 tiles[id(sink)] = self._tile(sink.view, sink.node.shape, sink.origin)

@@ -36,7 +36,7 @@ from peertile.backends.cpu.nodes import (
 )
 from peertile.backends.cpu.reads import buffers_below, is_shared, loads_below, reads_below
 from peertile.backends.cpu.target import CpuTarget
-from peertile.backends.cpu.text import Function, mul
+from peertile.backends.cpu.text import Function, is_literal, mul
 from peertile.dtypes import DType
 from peertile.errors import InternalError
 from peertile.ir import ops
@@ -49,6 +49,9 @@ MAX_DEPTH = 60
 """Deeper expressions are cut by keeping an inner node: bounds Python's recursion and the loop bodies."""
 DUMMY_BYTES = 64
 """Scratch begins with bytes that nobody reads, for accesses that must not happen."""
+_FETCH_BYTES, _FETCH_LIMIT = 2 << 10, 256 << 10
+"""Sizes of a tile whose successor is fetched ahead: shorter ones the processor foresees, longer ones crowd out the
+tile at hand."""
 STREAM_BYTES = 4 << 20
 """Outputs of at least this size are stored around the caches: slower below 1 MiB, 0.7 of the time from 4 MiB on."""
 
@@ -497,6 +500,26 @@ class Lowering:
                     size = self.f.value(f"mul i64 {size}, {extent}")
                 self.streams[view.root] = self.f.value(f"icmp uge i64 {size}, {STREAM_BYTES}")
         return self.streams[view.root]
+
+    def next_tile(self, load: LoadNode) -> str | None:
+        """How many elements further the tile lies that the next program of this thread is likely to load, where it
+        is worth fetching now: while a tile is read that is near already, and memory has nothing to do. None elsewhere.
+
+        Programs follow each other along the last axis of a view that has more than one tile there, else along the one
+        before. A guess: fetching what nobody reads, or what lies behind the view, costs time and nothing else.
+        """
+        size = load.numel * load.dtype.itemsize
+        if self.waits or self.block is not self.kernel.body or not load.is_near:
+            return None
+        if not _FETCH_BYTES <= size <= _FETCH_LIMIT or all(is_literal(x) for x in load.origin):
+            return None
+        f, view = self.f, load.view
+        ahead = mul(f, view.strides[-1], load.shape[-1])
+        if len(load.shape) > 1:
+            below = mul(f, view.strides[-2], load.shape[-2])
+            wide = f.value(f"icmp sgt i64 {view.extents[-1]}, {load.shape[-1]}")
+            ahead = f.value(f"select i1 {wide}, i64 {ahead}, i64 {below}")
+        return ahead
 
     def _is_loaded(self, view: View) -> bool:
         return any(self.values.get(v) is view for v in self._loaded_views)

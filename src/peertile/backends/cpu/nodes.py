@@ -110,9 +110,10 @@ class IotaNode(Node):
 
 
 class LoadNode(Node):
-    """A tile of a view, not loaded yet. `origin` is the first element along each axis (i64 registers)."""
+    """A tile of a view, not loaded yet. `origin` is the first element along each axis (i64 registers). `is_near`: a
+    group before has read all of it, so that it is in a cache where it fits."""
 
-    __slots__ = ("origin", "padding", "view")
+    __slots__ = ("is_near", "origin", "padding", "view")
 
     def __init__(
         self, view: View, shape: tuple[int, ...], origin: tuple[str, ...], padding: Padding
@@ -121,6 +122,7 @@ class LoadNode(Node):
         self.view = view
         self.origin = origin
         self.padding = padding
+        self.is_near = False
 
 
 class BufferNode(Node):

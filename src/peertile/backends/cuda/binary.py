@@ -17,12 +17,14 @@ class CudaBinary(Binary):
     """`payload` is a cubin whose entry point is `entry`; programs are blocks of `num_warps` · 32 threads.
 
     `shared_bytes` is the dynamic shared memory to ask for; above 48 KiB the driver must be told before the first
-    launch. `layout` makes the kernel's parameters out of an argument block.
+    launch. `layout` makes the kernel's parameters out of an argument block. `overlap`: the kernel itself waits for what is
+    in front of it in its stream, so that it may be started before that has ended.
     """
 
     num_warps: int = 4
     shared_bytes: int = 0
     layout: LaunchLayout = LaunchLayout(0)  # noqa: RUF009 - frozen and never changed
+    overlap: bool = False
 
     @property
     def threads(self) -> int:
@@ -35,7 +37,7 @@ class CudaBinary(Binary):
 
     def to_bytes(self) -> bytes:
         """As `Binary.to_bytes`, with one more line for what only a GPU needs."""
-        extra = {"num_warps": self.num_warps, "shared_bytes": self.shared_bytes, "layout": self.layout.to_json()}
+        extra = {"num_warps": self.num_warps, "shared_bytes": self.shared_bytes, "layout": self.layout.to_json(), "overlap": self.overlap}
         return json.dumps(extra, separators=(",", ":")).encode() + b"\n" + Binary.to_bytes(self)
 
     @staticmethod
@@ -47,4 +49,5 @@ class CudaBinary(Binary):
         return CudaBinary(
             base.target, base.entry, base.payload, base.scratch_bytes, base.waits, base.places, base.n_slots, {},
             extra["num_warps"], extra["shared_bytes"], LaunchLayout.from_json(extra["layout"]),
+            extra["overlap"],
         )  # fmt: skip

@@ -54,6 +54,7 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
         text=compiled.stages,
         num_warps=compiled.num_warps,
         shared_bytes=compiled.shared_bytes,
+        overlap=emitted.overlap,
         layout=_layout(emitted, compiled.scratch_bytes, compiled.scratch_align),
     )
 

@@ -6,7 +6,7 @@ a launch copies the block and adds the rest. A unit stride is passed like any ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from peertile.backends.binary import Place
@@ -18,6 +18,7 @@ from peertile.backends.cuda import (
     multicast,
     pieces,
     pointers,
+    ptx,
     shape,
     views,
     words,
@@ -29,6 +30,7 @@ from peertile.backends.cuda.state import Emitter, Narrow, Record, Root, Symmetri
 from peertile.backends.cuda.target import CudaOptions, capability, check_dtype, tuned
 from peertile.dtypes import DType
 from peertile.errors import InternalError
+from peertile.ir import ops
 from peertile.ir.core import Kernel, walk
 from peertile.ir.types import (
     ObjectType,
@@ -79,6 +81,8 @@ class Emitted:
     n_slots: int
     narrow_floats: bool
     """Whether the kernel has fp8 anywhere."""
+    overlap: bool = False
+    """Whether the kernel waits by itself for the launch in front of it."""
     ptx_version: int | None = None
     """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""
 
@@ -97,9 +101,18 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     _program(e)
     _unpack(e)
     memory.plan_accesses(e)
+    # Descriptors are made before: nobody else looks at them, and making them takes microseconds.
+    overlap = options.overlap and _may_overlap(kernel, arch)
+    if overlap:
+        e.w.line(e.call_ptx(ptx.follow()))
     emit_body(e)
     e.w.close()
-    return _assemble(e, entry, parameters, warps, stages)
+    return replace(_assemble(e, entry, parameters, warps, stages), overlap=overlap)
+
+
+def _may_overlap(kernel: Kernel, arch: str) -> bool:
+    """Programs that wait need all of their places at once, and what is printed is taken by the host in between."""
+    return capability(arch) >= 90 and not kernel.waits and not any(isinstance(op, ops.Print) for op in walk(kernel.body))
 
 
 def _check_types(kernel: Kernel, arch: str) -> bool:

@@ -58,7 +58,9 @@ class _Groups:
             steps, step = (extent // self.elements, self.elements) if k == t.rank - 1 else (extent, 1)
             line = expand(f"tl.arange(0, {steps})", k, t.rank)
             where.append(f"{line}.to(tl.int64) * {step * size}{scale}")
-        flat = f"tl.reshape({' + '.join(where)}, ({self.count},))" if t.shape else f"tl.full((1,), {where[0]}, tl.int64)"
+        flat = (
+            f"tl.reshape({' + '.join(where)}, ({self.count},))" if t.shape else f"tl.full((1,), {where[0]}, tl.int64)"
+        )
         self.addresses = e.let_own("group", self._lanes(flat))
         self.acts = e.let_own("acts", e.call("_first_row", str(self.rows), str(self.count)))
 

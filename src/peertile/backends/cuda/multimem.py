@@ -167,7 +167,15 @@ def bulk_buffer(number: int, nbytes: int) -> Function:
     source. Shared memory is a variable of the module to the assembler, so its address outlives the block."""
     body = [f".shared .align 128 .b8 staged_{number}[{nbytes}];", f"mov.u32 $0, staged_{number};"]
     return _asm(
-        f"_mm_staged_{number}_{nbytes}", "", "shared memory for one bulk copy", body, "=r", "", "tl.int32", "r", "return r"
+        f"_mm_staged_{number}_{nbytes}",
+        "",
+        "shared memory for one bulk copy",
+        body,
+        "=r",
+        "",
+        "tl.int32",
+        "r",
+        "return r",
     )
 
 

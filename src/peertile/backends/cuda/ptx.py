@@ -27,6 +27,7 @@ __all__ = [
     "fence",
     "fence_alias",
     "load_elected",
+    "follow",
     "load_tile",
     "patient_load_tile",
     "rmw_tile",
@@ -159,6 +160,16 @@ def fence_alias() -> Function:
     """f(): what every thread did through one address of some memory comes before what it does through another."""
     body = _lines("fence.proxy.alias;", "mov.b32 $0, 0;")
     return _asm("_fence_alias", "", "between two addresses of some memory", body, "=r", "", "tl.int32", "return r")
+
+
+def follow() -> Function:
+    """f(): the launches in front have ended and what they wrote is visible; from here on the next one may start.
+
+    The next but one starts after that, so at most two launches of a stream are under way at a time.
+    """
+    body = _lines("griddepcontrol.wait;", "griddepcontrol.launch_dependents;", "mov.b32 $0, 0;")
+    doc = "wait for the launch in front, then let the next one begin"
+    return _asm("_follow", "", doc, body, "=r", "", "tl.int32", "return r")
 
 
 # ---------------------------------------------------------------- tiles of words: every element by one thread

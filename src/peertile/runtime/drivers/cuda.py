@@ -620,7 +620,7 @@ class CudaDevice(DriverDevice):
             blocks = api.occupancy(function, binary.threads, binary.shared_bytes)
         return CudaModule(
             module, function, binary.entry, binary.threads, binary.shared_bytes, binary.layout,
-            waits=binary.waits, limit=blocks * self.capabilities.executors,
+            waits=binary.waits, limit=blocks * self.capabilities.executors, overlap=binary.overlap,
         )  # fmt: skip
 
     def _check_arch(self, binary: CudaBinary) -> None:

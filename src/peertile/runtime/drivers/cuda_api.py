@@ -18,7 +18,7 @@ from typing import Any, Final
 from peertile.errors import UnsupportedError
 from peertile.runtime.driver import ShareKind
 
-__all__ = ["CudaApi", "CudaError", "PointerKind"]
+__all__ = ["CudaApi", "CudaError", "LaunchConfig", "PointerKind"]
 
 Handle = Any
 
@@ -59,6 +59,22 @@ class PointerKind(Enum):
     PAGEABLE = "pageable"  # host memory that the driver knows nothing of
     PINNED = "pinned"  # host memory that devices can access
     DEVICE = "device"
+
+
+class LaunchConfig:
+    """A CUlaunchConfig for a stream, with the one attribute that lets a launch overlap the end of the one in front."""
+
+    __slots__ = ("_attribute", "address", "words")
+
+    _OVERLAP: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+    def __init__(self, stream: int) -> None:
+        self._attribute = (ctypes.c_uint32 * 18)(self._OVERLAP, 0, 1)  # id, padding, 64 bytes of value
+        self.words = (ctypes.c_uint32 * 14)(1, 1, 1, 1, 1, 1, 0, 0)  # grid, block, shared memory, padding
+        self.address = ctypes.addressof(self.words)
+        pointers = (ctypes.c_uint64 * 2).from_address(self.address + 32)
+        pointers[0], pointers[1] = stream, ctypes.addressof(self._attribute)
+        self.words[12] = 1
 
 
 class CudaApi:
@@ -477,15 +493,20 @@ class CudaApi:
 
     def launch(
         self, function: Handle, blocks: int, threads: int, shared_bytes: int, stream: Handle, params: int,
-        cooperative: bool,
+        cooperative: bool, overlap: bool = False,
     ) -> None:  # fmt: skip
-        """`params` is the address of an array of pointers to the kernel's parameters, which are copied now."""
-        if cooperative:
-            result = self._d.cuLaunchCooperativeKernel(
-                function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, params
-            )
+        """`params` is the address of an array of pointers to the kernel's parameters, which are copied now. With
+        `overlap` the kernel may start before the one in front of it has ended: it waits for that itself."""
+        d = self._d
+        if overlap:
+            config = LaunchConfig(int(stream))
+            config.words[0], config.words[3], config.words[6] = blocks, threads, shared_bytes
+            arguments = (ctypes.c_void_p(x) for x in (config.address, int(function), params, 0))
+            result: Any = (d.CUresult(self._library.cuLaunchKernelEx(*arguments)),)
+        elif cooperative:
+            result = d.cuLaunchCooperativeKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, params)
         else:
-            result = self._d.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, params, 0)
+            result = d.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, params, 0)
         if result[0] != 0:
             raise self._error("cuLaunchKernel", result[0])
 
@@ -493,7 +514,7 @@ class CudaApi:
         """Addresses of the functions that native code calls for a launch, in the order of `cuda_native.Lane`."""
         names = (
             "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuStreamWriteValue64_v2", "cuCtxGetCurrent",
-            "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+            "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernelEx",
         )  # fmt: skip
         return tuple(ctypes.cast(getattr(self._library, n), ctypes.c_void_p).value or 0 for n in names)
 

@@ -26,8 +26,6 @@ LONG_WAY: Final = 0
 FAILED: Final = -1
 """Answer: the NVIDIA driver refused; the number of its error is in the lane."""
 
-PLAN_CHECKS: Final = 13
-
 
 class Lane(IntEnum):
     """Words of a stream."""
@@ -44,7 +42,7 @@ class Lane(IntEnum):
     PARAMS = 9  # address of the parameters
     POINTERS = 10  # address of the array of pointers to them
     SCRATCH = 11  # address of the stream's scratch memory
-    SCRATCH_BYTES = 12
+    SCRATCH_BYTES = 12  # of each half
     ERROR = 13
     FOUND = 14  # where the current context is asked into
     LAUNCH_KERNEL = 15  # addresses of functions of the NVIDIA driver
@@ -55,7 +53,10 @@ class Lane(IntEnum):
     POP_CONTEXT = 20
     DEPTH = 21  # most operations under way
     MARK_EVERY = 22
-    COUNT = 23
+    LAUNCH_EX = 23
+    CONFIG = 24  # address of a CUlaunchConfig whose one attribute lets a kernel start before the one in front has ended
+    TURN = 25  # which half of the scratch memory is next: two launches that overlap do not share one
+    COUNT = 26
 
 
 class Plan(IntEnum):
@@ -74,8 +75,9 @@ class Plan(IntEnum):
     TIMEOUT = 10
     COOPERATIVE = 11
     SCRATCH_BYTES = 12
-    N_CHECKS = PLAN_CHECKS
-    CHECKS = 14
+    OVERLAP = 13
+    N_CHECKS = 14
+    CHECKS = 15
 
 
 def _word(name: str, base: str, index: int) -> str:
@@ -161,7 +163,10 @@ entry:
             slots=Lane.SLOTS,
             params=Lane.PARAMS,
             pointers=Lane.POINTERS,
-            scratch=Lane.SCRATCH,
+            base=Lane.SCRATCH,
+            turn=Lane.TURN,
+            config=Lane.CONFIG,
+            ex=Lane.LAUNCH_EX,
             have=Lane.SCRATCH_BYTES,
             plain=Lane.LAUNCH_KERNEL,
             together=Lane.LAUNCH_COOPERATIVE,
@@ -185,6 +190,7 @@ entry:
             timeout=Plan.TIMEOUT,
             cooperative=Plan.COOPERATIVE,
             need=Plan.SCRATCH_BYTES,
+            overlap=Plan.OVERLAP,
             nchecks=Plan.N_CHECKS,
         )
     }
@@ -235,6 +241,12 @@ fill:
   %fault = add i64 %faults, %fault.offset
   %launch.offset = mul i64 %used, 64
   %launch = add i64 %blockwords, %launch.offset
+  %half = mul i64 %turn, %have
+  %scratch = add i64 %base, %half
+  %has.scratch = icmp ne i64 %need, 0
+  %flip = zext i1 %has.scratch to i64
+  %turn.next = xor i64 %turn, %flip
+  store i64 %turn.next, ptr %turn.p
   %params.ptr = inttoptr i64 %params to ptr
   call void @llvm.memcpy.p0.p0.i64(ptr %params.ptr, ptr %args, i64 %nbytes, i1 false)
   %tail = getelementptr i8, ptr %params.ptr, i64 %nbytes
@@ -243,7 +255,20 @@ fill:
   %threads32 = trunc i64 %threads to i32
   %shared32 = trunc i64 %shared to i32
   %as.one = icmp ne i64 %cooperative, 0
-  br i1 %as.one, label %all, label %each
+  br i1 %as.one, label %all, label %not.all
+not.all:
+  %early = icmp ne i64 %overlap, 0
+  br i1 %early, label %before.end, label %each
+before.end:
+  %config.ptr = inttoptr i64 %config to ptr
+  store i32 %programs32, ptr %config.ptr
+  %config.threads = getelementptr i8, ptr %config.ptr, i64 12
+  store i32 %threads32, ptr %config.threads
+  %config.shared = getelementptr i8, ptr %config.ptr, i64 24
+  store i32 %shared32, ptr %config.shared
+  %ex.f = inttoptr i64 %ex to ptr
+  %ex.rc = call i32 %ex.f(i64 %config, i64 %kernel, i64 %pointers, i64 0)
+  br label %launched
 all:
   %all.f = inttoptr i64 %together to ptr
   %all.rc = call i32 %all.f(i64 %kernel, i32 %programs32, i32 1, i32 1, i32 %threads32, i32 1, i32 1, i32 %shared32,
@@ -255,7 +280,7 @@ each:
                               i64 %stream, i64 %pointers, i64 0)
   br label %launched
 launched:
-  %rc = phi i32 [%all.rc, %all], [%each.rc, %each]
+  %rc = phi i32 [%all.rc, %all], [%each.rc, %each], [%ex.rc, %before.end]
   %rc64 = zext i32 %rc to i64
   %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
   store i64 %rc64, ptr %error.p

@@ -389,12 +389,13 @@ class CudaModule(ModuleHandle):
     """A loaded kernel and the facts of its launches."""
 
     __slots__ = (
-        "function", "layout", "limit", "module", "n_bytes", "name", "scratch", "shared", "threads", "waits",
+        "function", "layout", "limit", "module", "n_bytes", "name", "overlap", "scratch", "shared", "threads",
+        "waits",
     )  # fmt: skip
 
     def __init__(
         self, module: Any, function: Any, name: str, threads: int, shared: int, layout: LaunchLayout, *,
-        waits: bool, limit: int,
+        waits: bool, limit: int, overlap: bool = False,
     ) -> None:  # fmt: skip
         self.module = module
         self.function = function
@@ -406,6 +407,7 @@ class CudaModule(ModuleHandle):
         self.scratch = layout.scratch_per_program
         self.waits = waits
         self.limit = limit
+        self.overlap = overlap
 
 
 class Launch(Op):
@@ -448,7 +450,7 @@ class Launch(Op):
             )  # fmt: skip
             target.api.launch(
                 module.function, self.programs, module.threads, module.shared, target.cu, params.address,
-                self.cooperative,
+                self.cooperative, module.overlap and not self.cooperative,
             )  # fmt: skip
         except BaseException:
             slot.block.live -= 1

@@ -37,7 +37,7 @@ from peertile.runtime.driver import (
     Ticket,
     print_records,
 )
-from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
+from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, LaunchConfig
 from peertile.runtime.drivers.cuda_launches import BLOCK_SLOTS, LAUNCH_BYTES, Block, CudaLaunch, Launches, Slot
 from peertile.runtime.drivers.cuda_memory import words_at
 from peertile.runtime.drivers.cuda_native import FAILED, LONG_WAY, Lane
@@ -234,7 +234,7 @@ class CudaStream(StreamHandle, Target):
     """See the module docstring. `submit` order: number, then issue or backlog, then marker, all under `lock`."""
 
     __slots__ = (
-        "api", "backlog", "block", "blocks", "capture", "closed", "cu", "destroyed", "device", "lane", "lane_address",
+        "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane", "lane_address",
         "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run", "settled",
         "spans", "submitted", "unclean", "word", "word_address",
     )  # fmt: skip
@@ -258,8 +258,10 @@ class CudaStream(StreamHandle, Target):
             Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: DEPTH,
             Lane.MARK_EVERY: MARK_EVERY,
         }  # fmt: skip
-        first = Lane.LAUNCH_KERNEL
-        values |= {Lane(first + k): address for k, address in enumerate(self.api.entries())}
+        *entries, values[Lane.LAUNCH_EX] = self.api.entries()
+        values |= {Lane(Lane.LAUNCH_KERNEL + k): address for k, address in enumerate(entries)}
+        self.config = LaunchConfig(int(self.cu))
+        values[Lane.CONFIG] = self.config.address
         for index, value in values.items():
             self.lane[index] = value
         self.lock = threading.RLock()  # protects what follows up to `run`; held while operations are issued
@@ -468,15 +470,17 @@ class CudaStream(StreamHandle, Target):
         lane = self.lane
         have, address = lane[Lane.SCRATCH_BYTES], lane[Lane.SCRATCH]
         if nbytes <= have:
-            return address
+            turn = lane[Lane.TURN]
+            lane[Lane.TURN] = 1 - turn
+            return address + turn * have
         for last, old in [r for r in self.retired if r[0] <= self.settled]:
             self.retired.remove((last, old))
             self.device.heap.give(old)
         if have:
             self.retired.append((self.issued, address))
         size = 1 << max(nbytes - 1, (1 << 20) - 1).bit_length()
-        lane[Lane.SCRATCH] = address = self.device.heap.take(size)
-        lane[Lane.SCRATCH_BYTES] = size
+        lane[Lane.SCRATCH] = address = self.device.heap.take(2 * size)
+        lane[Lane.SCRATCH_BYTES], lane[Lane.TURN] = size, 1
         return address
 
     def printer(self) -> Printer:
