@@ -555,12 +555,13 @@ class KernelFunction:
         compiler: Compiler | None = None,
         arch: str | None = None,
     ) -> Specialization:
-        """Compile for parameter types instead of arguments: for warm-up and inspection. Not kept."""
+        """Compile for parameter types instead of arguments, for this processor or GPUs of `arch`: for warm-up and
+        inspection. Not kept."""
         captures = snapshot(self.fn)
-        compile_function = (compiler or _compiler()).compile_function
-        target = {} if arch is None else {"arch": arch}
+        if compiler is None:
+            compiler = _compiler() if arch is None else _compiler().for_arch(arch)
         return Specialization(
-            compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups, **target),
+            compiler.compile_function(self.fn, self.name, self.unsafe, types, consts, grid_rank, groups),
             captures,
             types.values(),
         )

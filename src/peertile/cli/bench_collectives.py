@@ -1,17 +1,23 @@
-"""All-reduce and 1 KiB rounds over two processes, beside Open MPI in the same run. Asserts no time.
+"""All-reduce and 1 KiB rounds over two processes, in turns with Open MPI and torch gloo. Asserts no time.
 
-Open MPI is optional: `apt-get install openmpi-bin libopenmpi-dev`, and `pip install mpi4py` in this interpreter's
-environment or in one that the variable MPI_PYTHON names. Without it figures come without a peer.
+Both peers are optional. Open MPI: `apt-get install openmpi-bin libopenmpi-dev`, and `pip install mpi4py` in this
+interpreter's environment or in one that the variable MPI_PYTHON names; torch likewise, with TORCH_PYTHON. Without
+them figures come without a peer.
+
+Own and peers run in turns, PAIRS times each, and each figure is the median over the runs: cores of a virtual machine
+can be moved apart and together again while a benchmark runs. `allreduce.round_trip` says how far apart they were.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +41,11 @@ SIZES = tuple(1 << k for k in (10, 12, 14, 16, 18, 20, 22, 24, 26))
 USER_LIMITS = {1 << 18: 1.2, 1 << 20: 1.2, 1 << 22: 1.0, 1 << 24: 2.0, 1 << 26: 4.0}
 SYMMETRIC_LIMIT, SYMMETRIC_FROM = 1.3, 1 << 14
 ROUNDS, ROUND_BATCHES = 20_000, 7
-BATCHES = 15
+PAIRS, BATCHES = 3, 7
 BATCH_S = 0.004
 TIMEOUT_S = 300.0
+GLOO_FROM, GLOO_BATCHES = 1 << 18, 3
+"""Below, gloo takes a millisecond whatever the size is."""
 
 
 @kernel
@@ -53,7 +61,7 @@ def rounds(out: T.Exclusive, x: T.Shared, box: T.Mailbox, count: T.i32) -> None:
     out.store(acc)
 
 
-def per_call(call: Callable[[], object], agree: Callable[[float], float], batches: int = 15) -> float:
+def per_call(call: Callable[[], object], agree: Callable[[float], float], batches: int) -> float:
     """Median seconds of a call, over batches of as many calls as fill a few milliseconds.
 
     `agree` makes ranks take the same number: all of them call equally often.
@@ -90,21 +98,23 @@ def _rank(group: Group) -> dict[str, float]:
             x, out = asarray(np.full(count, 1.0 + group.rank, np.float32)), empty((count,), f32)
             sx, sout = heap.empty((count,), f32), heap.empty((count,), f32)
             sx.copy_from(x.numpy())
-            found[f"user {size}"] = per_call(_call(comm, x, out), agree)
-            found[f"symmetric {size}"] = per_call(_call(comm, sx, sout), agree)
+            found[f"user {size}"] = per_call(_call(comm, x, out), agree, BATCHES)
+            found[f"symmetric {size}"] = per_call(_call(comm, sx, sout), agree, BATCHES)
             for result in (out, sout):
                 assert (result.numpy() == group.size * (group.size + 1) / 2).all(), "sums differ"
             heap.free(sx)
             heap.free(sout)
         box = heap.mailbox(tile=256, dtype=f32, programs=1)
-        x, out = full((256,), 1.0, f32), empty((256,), f32)
-        times = []
-        for _ in range(ROUND_BATCHES):
-            agree(0.0)
-            start = time.perf_counter()
-            rounds(out.partition(256), x, box, ROUNDS).sync()
-            times.append((time.perf_counter() - start) / ROUNDS)
-        found["round"] = statistics.median(times)
+        small = heap.mailbox(tile=1, dtype=f32, programs=1)
+        for name, count, channel in (("round", 256, box), ("round trip", 1, small)):
+            x, out = full((count,), 1.0, f32), empty((count,), f32)
+            times = []
+            for _ in range(ROUND_BATCHES):
+                agree(0.0)
+                start = time.perf_counter()
+                rounds(out.partition(count), x, channel, ROUNDS).sync()
+                times.append((time.perf_counter() - start) / ROUNDS)
+            found[name] = statistics.median(times)
     return found
 
 
@@ -120,9 +130,30 @@ def agree(value):
 found = {{}}
 for size in {sizes}:
     x, out = np.full(size // 4, 1.0 + comm.rank, np.float32), np.empty(size // 4, np.float32)
-    found[size] = per_call(lambda: comm.Allreduce(x, out), agree)
+    found[size] = per_call(lambda: comm.Allreduce(x, out), agree, {batches})
 if comm.rank == 0:
     print(json.dumps(found))
+"""
+
+_GLOO = """
+import json, os, statistics, sys, time
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+BATCH_S = {batch_s}
+def agree(value):
+    t = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(t, dist.ReduceOp.MAX)
+    return float(t)
+{source}
+found = {{}}
+for size in {sizes}:
+    x = torch.zeros(size // 4)
+    found[size] = per_call(lambda: dist.all_reduce(x), agree, {batches})
+if rank == 0:
+    print(json.dumps(found))
+dist.destroy_process_group()
 """
 
 
@@ -136,42 +167,96 @@ def mpi_python() -> str | None:
     return None
 
 
-def _mpi(sizes: tuple[int, ...]) -> dict[int, float]:
-    """Seconds of Open MPI's Allreduce over two processes; empty without it."""
-    python = mpi_python()
-    if python is None:
-        return {}
-    import inspect
+def torch_python() -> str | None:
+    """An interpreter with torch and gloo."""
+    check = "import torch.distributed as d; assert d.is_gloo_available()"
+    for python in (os.environ.get("TORCH_PYTHON"), sys.executable):
+        if python and subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
 
+
+def _code(template: str, sizes: tuple[int, ...], batches: int) -> str:
     source = inspect.getsource(per_call).replace("Callable", "tuple")  # annotations, which nobody there looks at
-    code = _MPI.format(batch_s=BATCH_S, source=source, sizes=sizes)
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", python, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return template.format(batch_s=BATCH_S, source=source, sizes=sizes, batches=batches)
+
+
+def _sizes(text: str) -> dict[int, float]:
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
     return {int(size): value for size, value in found.items()}
+
+
+def _mpi(python: str) -> dict[int, float]:
+    """Seconds of Open MPI's Allreduce over two processes."""
+    code = _code(_MPI, SIZES, BATCHES)
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", python, "-c", code]
+    return _sizes(subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout)
+
+
+def _gloo(python: str) -> dict[int, float]:
+    """Seconds of torch's all_reduce over two processes."""
+    code = _code(_GLOO, tuple(s for s in SIZES if s >= GLOO_FROM), GLOO_BATCHES)
+    with tempfile.TemporaryDirectory(prefix="peertile-bench-") as folder:
+        command = [python, "-c", code]
+        ranks = [
+            subprocess.Popen([*command, str(rank), f"{folder}/meet"], stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        try:
+            texts = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    if any(rank.returncode for rank in ranks):
+        raise subprocess.CalledProcessError(1, "torch gloo")
+    return _sizes(texts[0])
 
 
 def bench_allreduce() -> list[Figure]:
     """All-reduce of f32 over two processes: user tensors and symmetric ones, beside Open MPI; rounds in a kernel."""
-    before = _mpi(SIZES)
-    own = spawn(_rank, 2, (), model=RankModel.PROCESSES, timeout_s=TIMEOUT_S)[0]
-    after = _mpi(SIZES)
+    mpi, torch = mpi_python(), torch_python()
+    own, peer, gloo = [], [], []
+    for _ in range(PAIRS):
+        if mpi is not None:
+            peer.append(_mpi(mpi))
+        own.append(spawn(_rank, 2, (), model=RankModel.PROCESSES, timeout_s=TIMEOUT_S)[0])
+        if torch is not None:
+            gloo.append(_gloo(torch))
+
+    def us(runs: list[Any], key: object) -> float:
+        return statistics.median(run[key] for run in runs) * 1e6
+
     figures = []
     for kind in ("user", "symmetric"):
         for size in SIZES:
-            # Both sides of the own run, so that a machine that slows down favours nobody.
-            peer = statistics.mean([before[size], after[size]]) * 1e6 if before else None
+            other = us(peer, size) if peer else None
             wanted = USER_LIMITS.get(size) if kind == "user" else SYMMETRIC_LIMIT if size >= SYMMETRIC_FROM else None
             figures.append(
                 Figure(
                     f"allreduce.{kind}.{size >> 10}KiB",
-                    own[f"{kind} {size}"] * 1e6,
+                    us(own, f"{kind} {size}"),
                     "us",
-                    BATCHES,
-                    limit=peer / wanted if peer is not None and wanted is not None else None,
-                    baseline=None if peer is None else "Open MPI Allreduce",
-                    baseline_median=peer,
+                    PAIRS * BATCHES,
+                    limit=other / wanted if other is not None and wanted is not None else None,
+                    baseline=None if other is None else "Open MPI Allreduce",
+                    baseline_median=other,
                 )
             )
-    figures.append(Figure("allreduce.round_in_kernel.1KiB", own["round"] * 1e6, "us", ROUND_BATCHES, limit=0.5))
+    for size in sorted(gloo[0]) if gloo else ():
+        figures.append(
+            Figure(
+                f"allreduce.user_and_gloo.{size >> 10}KiB",
+                us(own, f"user {size}"),
+                "us",
+                PAIRS * BATCHES,
+                baseline="torch gloo all_reduce",
+                baseline_median=us(gloo, size),
+            )
+        )
+    repetitions = PAIRS * ROUND_BATCHES
+    figures.append(Figure("allreduce.round_in_kernel.1KiB", us(own, "round"), "us", repetitions, limit=0.5))
+    # Each run's own: they tell whether the cores were near each other or far apart.
+    for k, run in enumerate(own):
+        figures.append(Figure(f"allreduce.round_trip.run{k}", run["round trip"] * 1e6, "us", ROUND_BATCHES))
     return figures

@@ -157,19 +157,22 @@ def _bulk(e: _Parts, op: Op) -> None:
     if op.attrs["rmw"] is not None:
         _update(e, op, op.attrs["rmw"], Order.RELAXED, Scope.SYSTEM)
         return
-    e.each(op, lambda view: e.b.emit(
-        ops.Store, (view, *op.operands[1:]), bounds=Bounds.PROVEN, proxy=Proxy.MULTICAST
-    ))  # fmt: skip
+
+    def part(view: Value) -> None:
+        e.b.emit(ops.Store, (view, *op.operands[1:]), bounds=Bounds.PROVEN, proxy=Proxy.MULTICAST)
+
+    e.each(op, part)
 
 
 def _signal(e: _Parts, op: Op) -> None:
     def part(view: Value) -> None:
         operands = (view, *op.operands[1:])
-        attrs = {"order": Order.RELEASE, "scope": Scope.SYSTEM, "proxy": Proxy.MULTICAST}
+        order, scope, proxy = Order.RELEASE, Scope.SYSTEM, Proxy.MULTICAST
         if op.attrs["add"]:
-            e.b.value(ops.WordRmw, operands, op.operands[1].type, rmw=Rmw.ADD, **attrs)
+            t = op.operands[1].type
+            e.b.value(ops.WordRmw, operands, t, rmw=Rmw.ADD, order=order, scope=scope, proxy=proxy)
         else:
-            e.b.emit(ops.WordStore, operands, **attrs)
+            e.b.emit(ops.WordStore, operands, order=order, scope=scope, proxy=proxy)
 
     e.each(op, part)
 

@@ -109,7 +109,7 @@ def ptx_of(kernel, types, consts, arch):
 
 
 def instructions(ptx):
-    return {m[0] for m in re.finditer(r"(?:multimem|fence\.proxy)[\w.:]*", ptx)}
+    return {m[0] for m in re.finditer(r"(?:multimem\.|fence\.proxy)[\w.:]*", ptx)}
 
 
 def types_of(dtype):

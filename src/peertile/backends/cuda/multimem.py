@@ -113,10 +113,9 @@ def _write(name: str, doc: str, instruction: str, dtype: DType, count: int) -> F
         f"@act {instruction} [$1], {_registers(2, count)};",
         "mov.b32 $0, 0;",
     ]
-    return _asm(
-        name, ", ".join(["addresses", *values, "acts"]), doc, body, ",".join(["=r", "l", *(letter for _ in values), "r"]),
-        ", ".join(["addresses", *values, "acts"]), "tl.int32", "r", "return r",
-    )  # fmt: skip
+    arguments = ", ".join(["addresses", *values, "acts"])
+    constraints = ",".join(["=r", "l", *(letter for _ in values), "r"])
+    return _asm(name, arguments, doc, body, constraints, arguments, "tl.int32", "r", "return r")
 
 
 def reduce(rmw: Rmw, dtype: DType, order: Order, scope: Scope | None, count: int) -> Function:
