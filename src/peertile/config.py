@@ -41,8 +41,20 @@ VARIABLES: Final = (
     Variable("PEERTILE_SPIN_BUDGET_US", "microseconds >= 0", "20", "how long await polls before it sleeps; 0 disables"),
     Variable("PEERTILE_HOST_SYNC", "spin, block", "unset", "forces host callbacks as the completion path"),
     Variable("PEERTILE_USE_VMM", "1, other", "unset", "shares GPU memory by VMM (1) or CUDA IPC (other), no fall-back"),
+    Variable(
+        "PEERTILE_MULTICAST", "1, other", "unset", "1: multicast tensors use the fabric's multicast where there is one"
+    ),
+    Variable("NCCL_NVLS_ENABLE", "0, other", "unset", "0: never, whatever PEERTILE_MULTICAST says"),
+    Variable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1, other", "unset", "1: never, likewise"),
+    Variable("NVSHMEM_DISABLE_NVLS", "1, other", "unset", "1: never, likewise"),
     Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass"),
 )
+
+
+_MULTICAST_VETOES: Final = (
+    ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1"),
+)  # fmt: skip
+"""What switches multicast off for other libraries of a job does so for this one: the reason is the system."""
 
 
 class Config(NamedTuple):
@@ -60,6 +72,10 @@ class Config(NamedTuple):
     device: str = "cpu"
     use_vmm: bool | None = None
     """Whether GPU memory is shared by VMM; None leaves the choice to what the device can."""
+    multicast: bool = False
+    """Whether the user opted in to multicast objects of the fabric."""
+    multicast_veto: str | None = None
+    """A setting that forbids them, as NAME=value; it goes before the opt-in."""
 
     @property
     def cache_dir(self) -> Path:
@@ -113,6 +129,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         verify_passes=_number(env, "PEERTILE_DEBUG_VERIFY", 1, int, lambda v: v in (0, 1), "0 or 1") == 1,
         device=device,
         use_vmm=None if use_vmm is None else use_vmm == "1",
+        multicast=env.get("PEERTILE_MULTICAST") == "1",
+        multicast_veto=next((f"{n}={v}" for n, v in _MULTICAST_VETOES if env.get(n) == v), None),
     )
 
 

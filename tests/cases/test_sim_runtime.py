@@ -50,7 +50,7 @@ def copied(group, raw):
     assert len(others) == 3
 
 
-@faulty(VerdictKind.LIFETIME, "copies of rank 0", "was freed by the host of rank 0", ranks=1)
+@faulty(VerdictKind.LIFETIME, "copies from (weak) memory of rank 0", "was freed by the host of rank 0", ranks=1)
 def test_f89_a_source_is_given_back_before_its_copy(group):
     copied(group, True)
 

@@ -441,26 +441,105 @@ def unequal_communicators(group):
     return caught(lambda: Collectives(group, slot_bytes=1 << (16 + group.rank)))
 
 
-def dies(group, victim, kind):
-    """Collectives without end, until `victim` kills itself in the middle of one."""
-    with pt.SymmetricHeap(group, size_bytes=32 << 20) as heap, Collectives(heap) as comm:
-        x, y = device_vector(group.rank, 30_000), junk(30_000 * group.size, pt.f32)
-        sx = heap.zeros((30_000,), pt.f32)
-        calls = {
-            "all_reduce": lambda: comm.all_reduce(x, x),
-            "symmetric": lambda: comm.all_reduce(sx, sx, ReduceOp.MAX),
-            "ring": lambda: comm.all_reduce(x, x, algorithm=Algorithm.RING),
-            "all_gather": lambda: comm.all_gather(x, y),
-            "reduce_scatter": lambda: comm.reduce_scatter(y),
-            "all_to_all": lambda: comm.all_to_all(y),
-            "broadcast": lambda: comm.broadcast(x),
-            "barrier": comm.barrier,
-        }
+# ---------------------------------------------------------------- ranks that go away
+
+
+def every_collective(comm):
+    """A call of each collective, and of each way to all-reduce, by name. Equal on all ranks; results do not matter."""
+    group, n = comm.group, comm.group.size
+    count, wide = 30_000, 30_000 * n
+    x, y, small = (pt.full((c,), 1 + group.rank, pt.f32) for c in (count, wide, 200))
+    shares = [100 * (r + 1) for r in range(n)]
+    mine, whole = pt.full((shares[group.rank],), 1, pt.f32), pt.full((sum(shares),), 1, pt.f32)
+    sx = comm.heap.zeros((count,), pt.f32)
+    calls = {
+        f"all_reduce {a.value}": lambda a=a: comm.all_reduce(small if a is Algorithm.FLAGGED else x, algorithm=a)
+        for a in Algorithm
+        if a in CPU_ALGORITHMS
+    }
+    return calls | {
+        "all_reduce in place": lambda: comm.all_reduce(x, x, ReduceOp.MAX, algorithm=Algorithm.PIPELINED),
+        "all_reduce symmetric": lambda: comm.all_reduce(sx, sx, ReduceOp.MAX),
+        "reduce_scatter": lambda: comm.reduce_scatter(y),
+        "all_gather": lambda: comm.all_gather(x),
+        "all_to_all": lambda: comm.all_to_all(y),
+        "broadcast": lambda: comm.broadcast(x, root=n - 1),
+        "reduce": lambda: comm.reduce(x, root=0),
+        "barrier": comm.barrier,
+        "all_gather_v": lambda: comm.all_gather_v(mine, shares),
+        "reduce_scatter_v": lambda: comm.reduce_scatter_v(whole, shares),
+        "all_to_all_v": lambda: comm.all_to_all_v(
+            y, [100 * r if r != group.rank else wide - 100 * (sum(range(n)) - r) for r in range(n)],
+            [100 * group.rank if r != group.rank else wide - 100 * (sum(range(n)) - r) for r in range(n)],
+        ),
+    }  # fmt: skip
+
+
+CPU_ALGORITHMS = (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT, Algorithm.PIPELINED, Algorithm.FLAGGED, Algorithm.RING)
+COLLECTIVES = (
+    *(f"all_reduce {a.value}" for a in CPU_ALGORITHMS),
+    *("all_reduce in place", "all_reduce symmetric", "reduce_scatter", "all_gather", "all_to_all", "broadcast"),
+    *("reduce", "barrier", "all_gather_v", "reduce_scatter_v", "all_to_all_v"),
+)
+
+
+def dies(group, victim, kind, folder):
+    """The same collective again and again, until `victim` kills itself in the middle of one. Each of the others
+    leaves in `folder` what it got and how many seconds after the kill."""
+    with pt.SymmetricHeap(group, size_bytes=48 << 20) as heap, Collectives(heap) as comm:
+        call = every_collective(comm)[kind]
+        for _ in range(3):
+            call().sync()
+        group.barrier("warm")
+        killed = os.path.join(folder, "killed")
         if group.rank == victim:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+            def kill():
+                with open(killed, "w") as file:
+                    file.write(repr(time.monotonic()))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Timer(0.02, kill).start()
         end = time.monotonic() + 60
-        while time.monotonic() < end:
-            calls[kind]().sync()
+        try:
+            while time.monotonic() < end:
+                call().sync()
+        except PeertileError as error:
+            now = time.monotonic()
+            with open(killed) as file:
+                late = now - float(file.read())
+            with open(os.path.join(folder, str(group.rank)), "w") as file:
+                file.write(repr((type(error).__name__, getattr(error, "rank", None), str(error), late)))
+            raise
+
+
+class Boom(Exception):
+    """What a user's code may raise between two collectives."""
+
+
+def raises_in_each(group, victim):
+    """In each collective in turn `victim` raises instead of joining; then all recover and it works again. What each
+    call ended with, by name."""
+    found = {}
+    with pt.SymmetricHeap(group, size_bytes=48 << 20) as heap:
+        for kind in COLLECTIVES:
+            before = heap._arena.in_use
+            try:
+                with Collectives(heap) as comm:
+                    call = every_collective(comm)[kind]
+                    call().sync()
+                    if group.rank == victim:
+                        raise Boom(kind)
+                    call().sync()
+            except (PeertileError, Boom) as error:
+                found[kind] = type(error).__name__, getattr(error, "rank", None), str(error)
+            wait_until_failed(group)
+            group.recover()
+            with Collectives(group) as comm:
+                every_collective(comm)["all_reduce one_shot"]().sync()
+            group.barrier(kind)
+            found[f"{kind}: kept"] = heap._arena.in_use - before
+    return found
 
 
 # ---------------------------------------------------------------- kernels of single cases

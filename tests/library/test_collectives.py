@@ -8,7 +8,7 @@ import pytest
 
 import peertile as pt
 from peertile.dtypes import ALL_DTYPES
-from peertile.errors import ArgumentError, PeerFailed
+from peertile.errors import ArgumentError
 from peertile.library.collectives import Collectives
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm, choose, load_table
@@ -37,7 +37,7 @@ def test_all_reduce_quickly():
     ("n", "algorithm"),
     [
         *itertools.product((1, 2, 3, 4, 7), Algorithm),
-        *itertools.product((5, 8, 9), (Algorithm.TWO_SHOT, Algorithm.RING)),
+        *itertools.product((5, 6, 8, 9), (Algorithm.TWO_SHOT, Algorithm.PIPELINED, Algorithm.RING)),
     ],
 )
 def test_all_reduce(n, algorithm):
@@ -52,7 +52,7 @@ def test_all_reduce_with_several_programs(algorithm):
 
 @pytest.mark.slow
 def test_all_reduce_in_place_of_more_than_the_staging_holds():
-    for algorithm in (Algorithm.TWO_SHOT, Algorithm.RING):
+    for algorithm in (Algorithm.TWO_SHOT, Algorithm.PIPELINED, Algorithm.RING):
         assert all(spawn(ranks.all_reduces, 2, (1_200_001,), algorithm))
 
 
@@ -71,7 +71,7 @@ def test_all_reduce_of_symmetric_tensors_quickly():
 
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 7, 8))])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 6, 7, 8))])
 def test_gather_scatter_all_to_all_broadcast_and_reduce(n):
     assert all(spawn(ranks.moves, n, ranks.COUNTS if n == 3 else (1000,)))
 
@@ -290,21 +290,6 @@ def test_bad_options_are_refused(options, message):
     with pytest.raises(ArgumentError) as caught:
         Collectives(pt.init(), **options)
     assert str(caught.value) == message
-
-
-# ---------------------------------------------------------------- failures
-
-
-KINDS = ["all_reduce", "all_gather", "broadcast", "barrier", "symmetric", "ring", "reduce_scatter", "all_to_all"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS[:4], *(pytest.param(k, marks=pytest.mark.long) for k in KINDS[4:])])
-def test_a_rank_killed_during_a_collective_is_named(kind):
-    with pytest.raises(PeerFailed) as caught:
-        spawn(ranks.dies, 2, 1, kind, model=pt.RankModel.PROCESSES)
-    assert caught.value.rank == 1
-    assert "SIGKILL" in caught.value.cause
 
 
 # ---------------------------------------------------------------- the table

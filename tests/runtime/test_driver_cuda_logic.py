@@ -76,7 +76,7 @@ def launch_of(device, entry, *values, grid=(1, 1, 1)):
 def test_parameters_are_those_of_the_launch_layout(device, fake, monkeypatch):
     seen = []
 
-    def launch(function, blocks, threads, shared, stream, params, cooperative):
+    def launch(function, blocks, threads, shared, stream, params, cooperative, overlap=False):
         pointers = struct.unpack("<13Q", ctypes.string_at(params, 8 * 13))
         seen.append((blocks, threads, b"".join(ctypes.string_at(p, 8) for p in pointers), cooperative))
 
@@ -166,7 +166,7 @@ def test_a_launch_that_the_driver_refuses_natively_is_an_error(device, fake):
 def test_kernels_that_wait_are_cooperative_if_they_have_more_than_one_program(device, fake, monkeypatch):
     seen = []
     launch = fake.launch
-    monkeypatch.setattr(fake, "launch", lambda *a: (seen.append(a[-1]), launch(*a)))
+    monkeypatch.setattr(fake, "launch", lambda *a: (seen.append(a[6]), launch(*a)))
     s = device.create_stream()
     out = words(device, s, [0] * 4)
     module = device.load_module(SUITE.barrier)

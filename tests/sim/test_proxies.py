@@ -43,7 +43,7 @@ def test_a_fence_on_the_way_orders_two_proxies(one, two, setting) -> None:
     before, behind, early = setting
     # What was done through a proxy becomes known by a fence behind it, at the one who did it; what was done through
     # the generic proxy is known to others by a fence anywhere on the way.
-    ordered = (before or behind) if one is GENERIC else before and (behind or before)
+    ordered = before or (behind and one is GENERIC)
     report = explore(message(one, two, before, behind, early), 5)
     assert report.clean is ordered
 

@@ -23,8 +23,10 @@ from rich.progress import track
 from rich.table import Table
 
 from peertile.cli import bench_kernels
+from peertile.cli.bench_checker import bench_checker
 from peertile.cli.bench_collectives import bench_allreduce
 from peertile.cli.bench_compute import COMPUTE
+from peertile.cli.bench_pipeline import bench_pipeline
 from peertile.creation import asarray, empty
 from peertile.dtypes import f32
 from peertile.testing.measure import Figure, interleaved, machine
@@ -109,6 +111,8 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "launch": bench_launch,
     **COMPUTE,
     "allreduce": bench_allreduce,
+    "checker": bench_checker,
+    "pipeline": bench_pipeline,
 }
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from peertile.comm.multicast import MulticastMapping, MulticastPath, agree_on_multicast
 from peertile.config import config
 from peertile.errors import ArgumentError, PeertileError, SymmetryError, UnsupportedError
 from peertile.runtime.driver import DriverKind, SegmentHandle, ShareHandle, ShareKind
@@ -37,6 +38,7 @@ class RankFacts(NamedTuple):
     shares: tuple[str, ...]
     peer_atomics: bool
     wanted: tuple[str, ...]  # paths that may be taken, in order; more than one only where the choice is free
+    multicast: str  # why it has no multicast of the fabric, "" if it has
 
     def pack(self) -> bytes:
         """As bytes that travel."""
@@ -45,8 +47,8 @@ class RankFacts(NamedTuple):
     @staticmethod
     def unpack(data: bytes) -> RankFacts:
         """The inverse of `pack`."""
-        pid, device, shares, peer_atomics, wanted = json.loads(data)
-        return RankFacts(pid, device, tuple(shares), peer_atomics, tuple(wanted))
+        pid, device, shares, peer_atomics, wanted, multicast = json.loads(data)
+        return RankFacts(pid, device, tuple(shares), peer_atomics, tuple(wanted), multicast)
 
 
 def _wanted(device: Device, path: ShareKind | None) -> tuple[ShareKind, ...]:
@@ -87,29 +89,52 @@ class PeerMemory:
         self.bases = [0] * group.size
         self._driver = device.driver
         self._segments: list[SegmentHandle | None] = [None] * group.size
+        objects = device.driver.multicast_objects()
         mine = RankFacts(
             os.getpid(),
             device.driver.identity,
             tuple(kind.value for kind in device.capabilities.shares),
             device.capabilities.peer_atomics,
             tuple(kind.value for kind in _wanted(device, path)),
+            objects if isinstance(objects, str) else "",
         )
         payloads = [mine.pack()] if group.size == 1 else group.exchange(mine.pack(), "SymmetricHeap: devices")
         self.facts = [RankFacts.unpack(payload) for payload in payloads]
         self.path = choose_path(self.facts)
         sharers = sum((f.pid, f.device) == (mine.pid, mine.device) for f in self.facts)
+        reason = agree_on_multicast(
+            [f.multicast for f in self.facts], [(f.pid, f.device) for f in self.facts], self.path
+        )
+        self.multicast_path = MulticastPath(not reason, reason)
+        self._mapping: MulticastMapping | None = None
         try:
             with group.collective("SymmetricHeap: allocate"):
                 self._driver.enter_group(group.abort_address, sharers)
+                if not reason:
+                    nbytes = objects.aligned_size(nbytes, group.size, self.path)
                 segment, base = self._driver.create_shared(nbytes, self.path)
                 self._segments[group.rank] = segment
                 self.bases[group.rank] = base
                 share = self._driver.export_segment(segment) if group.size > 1 else None
             if share is not None:
                 self._map_peers(share)
+            if not reason:
+                self._map_multicast(objects, segment, nbytes)
         except BaseException:
             self._give_back()
             raise
+
+    def _map_multicast(self, objects: Any, segment: SegmentHandle, nbytes: int) -> None:
+        """The mapping, or, where the system refuses it to one rank, none on any: operations are loops then."""
+        try:
+            self._mapping = MulticastMapping(self.group, objects, segment, nbytes, self.path)
+        except (PeertileError, OSError) as error:
+            self.multicast_path = MulticastPath(False, str(error).partition("\n")[0])
+
+    @property
+    def window(self) -> int | None:
+        """Where the multicast mapping begins in this process, if there is one."""
+        return None if self._mapping is None else self._mapping.address
 
     @property
     def peer_atomics(self) -> bool:
@@ -136,6 +161,9 @@ class PeerMemory:
     def release(self) -> None:
         """Collective. What was imported goes first, on every rank; only then what it was imported from. On a group that
         has failed nobody is waited for."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            mapping.release()
         self._free_imports()
         try:
             if self.group.size > 1 and self.group.failure() is None:

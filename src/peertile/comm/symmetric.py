@@ -22,6 +22,7 @@ from peertile.comm.labels import NBYTES as LABEL_BYTES
 from peertile.comm.labels import Labels
 from peertile.comm.links import Links
 from peertile.comm.memory import PeerMemory
+from peertile.comm.multicast import MulticastPath
 from peertile.dtypes import DType
 from peertile.errors import AllocationError, ArgumentError, UsageError
 from peertile.ir.ops import MULTICAST_DTYPES
@@ -109,8 +110,6 @@ class SymmetricHeap:
         group.agree(f"size_bytes={size_bytes}", "SymmetricHeap")
         self._memory = PeerMemory(group, self.device, self.size_bytes, path)
         self.bases = self._memory.bases
-        self.window: int | None = None
-        """Address of the heap's multicast mapping, where the fabric has one."""
         self._arena = _Arena(self.size_bytes)
         try:
             self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
@@ -119,6 +118,16 @@ class SymmetricHeap:
             raise
         self._channels: list[_Channel] = []
         group.on_recover(self._recover)
+
+    @property
+    def multicast_path(self) -> MulticastPath:
+        """How operations on multicast tensors are done: by the fabric, or why by loops over the ranks' parts."""
+        return self._memory.multicast_path
+
+    @property
+    def window(self) -> int | None:
+        """Where the multicast mapping of the heap begins in this process; None where there is none."""
+        return self._memory.window
 
     # ---------------------------------------------------------------- allocation
 

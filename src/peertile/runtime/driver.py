@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from peertile.errors import ArgumentError, UnsupportedError
 from peertile.memory_model import Cmp
@@ -367,6 +367,11 @@ class DriverDevice(ABC):
                 f"segment: {self.capabilities.name} cannot share memory by {kind.value} here; it can by {have}"
             )
         return self.create_segment(nbytes)
+
+    def multicast_objects(self) -> Any:
+        """What makes multicast objects of the fabric over segments, or why there is nothing that does, as a line of
+        text. Asks the system nothing unless the user opted in."""
+        return f"{self.kind.value} has no fabric"
 
     @abstractmethod
     def export_segment(self, segment: SegmentHandle) -> ShareHandle:

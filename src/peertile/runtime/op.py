@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, ove
 
 from peertile.errors import ArgumentError, PeertileError, UsageError
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
+from peertile.runtime.driver import FaultKind
 from peertile.runtime.future import DeviceFuture, spent_error
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
@@ -626,6 +627,33 @@ class GraphLaunchOp(DeviceOp[None]):
 
     def preferred_stream(self) -> Stream | None:
         return self._recording.stream
+
+    def _run_to_end(self, stream: Stream) -> None:
+        recording = self._recording
+        device = recording.stream.device
+        if stream.recording is not None or stream.device is not device:
+            return super()._run_to_end(stream)
+        # The shortest way: what the general one does, without a context, since nothing stays in flight.
+        for check in recording.checks:
+            check()
+        assert recording.handle is not None
+        replay = recording.replays + 1
+        name = f"{recording.name} (replay {replay})"
+        lease = device.leases.acquire(name, stream, self._site, recording.uses)
+        try:
+            record = device.driver.run_graph(stream.handle, recording.handle, name=name)
+        except BaseException:
+            # Interrupted, the replay may go on in its stream: it owns what it uses until that is over.
+            context = ExecutionContext(name, stream, on_caller=True)
+            context.leases.append(lease)
+            context.retain(recording)
+            context.abandon()
+            raise
+        recording.replays = replay
+        device.leases.release((lease,))
+        if record is not None:
+            raise explain(record, name) if record.kind is FaultKind.SKIPPED else _explain_node(record, recording)
+        return None
 
     def _execute(self, context: ExecutionContext) -> None:
         recording = self._recording

@@ -9,6 +9,8 @@ No mutant is ever executed outside of the simulated machine.
 from __future__ import annotations
 
 import linecache
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -145,10 +147,12 @@ class _Judged(Case):
         return self._case.run(_ProgramsOnly(chooser), rule=Rule.READS_FROM)
 
 
-def truth(case: Case, limit: int = TRUTH_LIMIT) -> Truth:
-    """All interleavings of the programs of `case` that differ, at most `limit`, until one shows a fault."""
+def truth(case: Case, limit: int = TRUTH_LIMIT, time_s: float = math.inf) -> Truth:
+    """All interleavings of the programs of `case` that differ, at most `limit` and for at most `time_s`, until one
+    shows a fault."""
     search, judged, runs = Exhaustive(), _Judged(case), 0
-    while runs < limit:
+    end = time.monotonic() + time_s
+    while runs < limit and time.monotonic() < end:
         path = search.next()
         if path is None:
             return Truth(None, runs, True)

@@ -1,7 +1,8 @@
 """The cuda driver: devices, modules, launches and graphs, on the NVIDIA driver through `cuda_api.py`.
 
 How streams complete and fail is in `cuda_stream.py`, what operations do in `cuda_ops.py`, memory in `cuda_memory.py`
-and `cuda_segments.py`. Kernels come compiled. No multicast object is ever made, and no GPU's settings are changed.
+and `cuda_segments.py`. Kernels come compiled. Multicast objects are made only where the user opted in (see
+`cuda_multicast.py`), and no GPU's settings are changed.
 
 Longer than most modules, because the protocol is one flat table of functions.
 
@@ -28,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from peertile.backends.cuda.binary import CudaBinary
+from peertile.config import config
 from peertile.errors import ArgumentError, DeviceFault, LaunchError, PeertileError, UnsupportedError, UsageError
 from peertile.memory_model import Cmp
 from peertile.runtime.driver import (
@@ -58,6 +60,7 @@ from peertile.runtime.drivers.cuda_graph import CudaGraph, CudaGraphExec, Launch
 from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
 from peertile.runtime.drivers.cuda_launches import MAX_PROGRAMS, CudaLaunch
 from peertile.runtime.drivers.cuda_memory import Heap, Pinned, SideStream
+from peertile.runtime.drivers.cuda_multicast import MulticastCalls, MulticastObjects, consent_refusal
 from peertile.runtime.drivers.cuda_native import Native, Plan, native
 from peertile.runtime.drivers.cuda_ops import (
     MAX_NS,
@@ -354,6 +357,13 @@ class CudaDevice(DriverDevice):
 
     def create_shared(self, nbytes: int, kind: ShareKind) -> tuple[SegmentHandle, int]:
         return self.create_segment(nbytes, kind)
+
+    def multicast_objects(self) -> MulticastObjects | str:
+        refusal = consent_refusal(config())
+        if refusal is not None:
+            return refusal
+        objects = MulticastObjects(MulticastCalls(), lambda: _Using(self), self.handle)
+        return objects.refusal() or objects
 
     def enter_group(self, abort_address: int, sharers: int) -> None:
         self._word_address(abort_address)

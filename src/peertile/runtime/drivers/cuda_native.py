@@ -163,7 +163,7 @@ entry:
             slots=Lane.SLOTS,
             params=Lane.PARAMS,
             pointers=Lane.POINTERS,
-            base=Lane.SCRATCH,
+            memory=Lane.SCRATCH,
             turn=Lane.TURN,
             config=Lane.CONFIG,
             ex=Lane.LAUNCH_EX,
@@ -242,7 +242,7 @@ fill:
   %launch.offset = mul i64 %used, 64
   %launch = add i64 %blockwords, %launch.offset
   %half = mul i64 %turn, %have
-  %scratch = add i64 %base, %half
+  %scratch = add i64 %memory, %half
   %has.scratch = icmp ne i64 %need, 0
   %flip = zext i1 %has.scratch to i64
   %turn.next = xor i64 %turn, %flip

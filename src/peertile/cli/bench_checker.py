@@ -1,0 +1,261 @@
+"""`peertile bench checker`: what a check costs: time per tile access, schedules a second, exhaustive checks.
+
+Everything runs on the simulated machine, on one thread; nothing here uses a device.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+import peertile.language as T
+from peertile.checker.program import ProgramCase
+from peertile.comm.symmetric import SymmetricHeap
+from peertile.creation import asarray, empty
+from peertile.dtypes import f32, i64, u32
+from peertile.frontend.build import build_kernel
+from peertile.ir.core import Kernel
+from peertile.ir.types import Access, SignalType, SymmetricType, TileType
+from peertile.kernel import kernel
+from peertile.library.collectives import Collectives
+from peertile.library.selection import Algorithm
+from peertile.meaning import PerRank, new_signal
+from peertile.passes.pipeline import run_pipeline
+from peertile.sim.choices import RandomChooser
+from peertile.sim.runs import Case, kernel_case
+from peertile.testing.measure import Figure
+from peertile.testing.mutation import truth
+
+__all__ = ["bench_checker", "handshake_rounds"]
+
+TILES: Final = (64, 256, 1024, 4096)
+ACCESSES: Final = (200, 20_000)
+ACCESS_LIMIT_US: Final = 8.0
+SCHEDULES_LIMIT: Final = 400.0
+EXHAUSTIVE_LIMIT_S: Final = 60.0
+
+_PEER: Final = SymmetricType(f32, 1, unit_stride=(True,))
+_READ: Final = SymmetricType(f32, 1, Access.READ, unit_stride=(True,))
+
+
+def walk(out: T.Peer, x: T.Peer[T.read], ready: T.Signal, trips: T.i64, B: T.Const[int]) -> None:
+    """Tiles of a peer are read, own tiles are written, over and over."""
+    ready.notify()
+    ready.wait()
+    p = T.program_id(0)
+    for k in T.range(trips):
+        out.local.store((p * 8 + k % 8,), x.at(1 - x.rank).load((p * 8 + (k + 3) % 8,), (B,)))
+
+
+def two_shot(out: T.Peer, x: T.Peer[T.read], ready: T.Signal, B: T.Const[int]) -> None:
+    """The all-reduce of the tutorial: everybody reduces a share of the tiles and gives it to all."""
+    me, n = x.rank, x.num_ranks
+    tiles = x.local.num_tiles((B,))[0]
+    ready.notify()
+    ready.wait()
+    for t in T.range(T.program_id(0) * n + me, tiles, T.num_programs(0) * n):
+        acc = T.zeros((B,), T.f32)
+        for r in T.ranks():
+            acc += x.at(r).load((t,), (B,))
+        for r in T.ranks():
+            out.at(r).store((t,), acc.astype(out.dtype))
+    ready.notify()
+    ready.wait()
+
+
+def _built(fn: Any, tile: int, **types: Any) -> Kernel:
+    given = {"out": _PEER, "x": _READ, "ready": SignalType(), **types}
+    return run_pipeline(build_kernel(fn, given, {"B": tile}, unsafe=False, name=fn.__name__))
+
+
+def _floats(ranks: int, n: int) -> PerRank:
+    return PerRank([np.arange(n, dtype=np.float32) + rank for rank in range(ranks)])
+
+
+def _access_case(tile: int, accesses: int) -> Case:
+    """2 ranks of 2 programs that make `accesses` accesses of tiles together."""
+    built, n, trips = _built(walk, tile, trips=TileType(i64)), 16 * tile, accesses // 8
+    return kernel_case(
+        built, 2, lambda: [_floats(2, n), _floats(2, n), new_signal(2, 2), trips], ranks=2, max_steps=1_000_000
+    )
+
+
+def _all_reduce_case(ranks: int = 3, programs: int = 4, tile: int = 64) -> Case:
+    built, n = _built(two_shot, tile), tile * ranks * programs
+    return kernel_case(
+        built, programs, lambda: [_floats(ranks, n), _floats(ranks, n), new_signal(ranks, programs)], ranks=ranks
+    )
+
+
+def _per_access() -> list[Figure]:
+    figures = []
+    for tile in TILES:
+        for accesses in ACCESSES:
+            case = _access_case(tile, accesses)
+            times = []
+            repeats = 25 if accesses < 1000 else 3
+            for seed in range(repeats + 1):
+                start = time.perf_counter()
+                outcome = case.run(seed=seed)
+                times.append((time.perf_counter() - start) / accesses * 1e6)
+                assert outcome.verdict is None, outcome.verdict
+            name = f"checker.access.tile_{tile}.after_{accesses}"
+            figures.append(Figure(name, statistics.median(times[1:]), "us", repeats, limit=ACCESS_LIMIT_US))
+    return figures
+
+
+def _rate(case: Case, schedules: int) -> float:
+    """Schedules a second."""
+    case.run(seed=0)
+    start = time.perf_counter()
+    for seed in range(1, schedules + 1):
+        outcome = case.run(RandomChooser(seed))
+        assert outcome.verdict is None, outcome.verdict
+    return schedules / (time.perf_counter() - start)
+
+
+def _schedules() -> list[Figure]:
+    """Rates, as milliseconds of a schedule, so that the limit is one from above."""
+    kernels, schedules = _all_reduce_case(), 600
+    rates = [_rate(kernels, schedules // 3) for _ in range(3)]
+    whole = ProgramCase(_program(_two_shot_program(4)), 3)
+    return [
+        Figure(
+            "checker.schedule.two_shot.3_ranks_4_programs", 1e3 / statistics.median(rates), "ms", schedules,
+            limit=1e3 / SCHEDULES_LIMIT,
+        ),
+        Figure("checker.schedule.two_shot.3_ranks_4_programs.with_hosts", 1e3 / _rate(whole, 100), "ms", 100),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- exhaustive checks
+
+
+@kernel(unsafe=True)
+def handshake(
+    data: T.Pointer, their_data: T.Pointer, inbox: T.Pointer, their_inbox: T.Pointer, log: T.Pointer, rounds: T.i32,
+    N: T.Const[int], LIMIT: T.Const[int] = 1 << 16,
+) -> None:  # fmt: skip
+    """The two-rank handshake of examples/handshake.py without its tallies: data and sequence numbers to the
+    partner's memory, polled with a bound."""
+    i = T.iota(N)
+    token = T.unsafe.token()
+    for r in T.range(rounds):
+        value = (i + r).astype(T.f32)
+        token = T.unsafe.store_ptr(T.unsafe.unicast(their_data) + i, value, order=T.weak, token=token)
+        for phase in T.static_range(2):
+            seq = (2 * r + phase + 1).astype(T.u32)
+            token = T.unsafe.store_ptr(T.unsafe.unicast(their_inbox), seq, order=T.release, scope=T.system, token=token)
+            got = T.u32(0)
+            for _ in T.range(LIMIT):
+                got, token = T.unsafe.load_ptr(inbox, order=T.acquire, scope=T.system, token=token)
+                if T.at_least(got, seq):
+                    break
+            T.assert_(T.at_least(got, seq), "the partner did not signal")
+            if phase == 0:
+                tile, token = T.unsafe.load_ptr(data + i, order=T.weak, token=token)
+                token = T.unsafe.store_ptr(log + r * N + i, tile, order=T.weak, token=token)
+
+
+def handshake_rounds(rounds: int) -> Callable[[Any], None]:
+    """A program of `rounds` rounds of the handshake in one launch."""
+
+    def main(group: Any) -> None:
+        with SymmetricHeap(group, size_bytes=1 << 12) as heap:
+            data, inbox = heap.zeros((8,), f32), heap.zeros((1,), u32)
+            log = empty((rounds, 8), f32)
+            peer = 1 - group.rank
+            handshake.grid(1)(
+                *(data.local.pointer(), data.at(peer).pointer(), inbox.local.pointer(), inbox.at(peer).pointer()),
+                *(log.pointer(), rounds),
+                N=8,
+            ).sync()
+            expected = np.arange(8)[None, :] + np.arange(rounds)[:, None]
+            assert np.array_equal(log.numpy(), expected)
+
+    return main
+
+
+Collective = Callable[[Collectives, int, int], None]
+
+
+def _program(call: Collective, turns: int = 1, programs: int = 1) -> Callable[[Any], None]:
+    def main(group: Any) -> None:
+        with Collectives(group, programs=programs, slot_bytes=4096) as c:
+            for turn in range(turns):
+                call(c, group.rank, turn)
+
+    return main
+
+
+def _two_shot_program(programs: int) -> Collective:
+    def call(c: Collectives, me: int, turn: int) -> None:
+        c.all_reduce(asarray(np.full(768, 1.0 + me, np.float32)), algorithm=Algorithm.TWO_SHOT).sync()
+
+    return call
+
+
+def _vector(me: int, turn: int, n: int = 40) -> Any:
+    return asarray(np.full(n, 1.0 + me + turn, np.float32))
+
+
+def _protocols() -> dict[str, Collective]:
+    """Every protocol of signals in the library, with a check of what comes of it."""
+
+    def all_reduce(algorithm: Algorithm, n: int) -> Collective:
+        def call(c: Collectives, me: int, turn: int) -> None:
+            out = c.all_reduce(_vector(me, turn, n), algorithm=algorithm).sync().numpy()
+            assert np.array_equal(out, np.full(n, 3.0 + 2 * turn))
+
+        return call
+
+    def in_place(algorithm: Algorithm) -> Collective:
+        def call(c: Collectives, me: int, turn: int) -> None:
+            x = _vector(me, turn)
+            assert np.array_equal(c.all_reduce(x, x, algorithm=algorithm).sync().numpy(), np.full(40, 3.0 + 2 * turn))
+
+        return call
+
+    found = {f"all_reduce.{a.value}": all_reduce(a, 2 if a is Algorithm.FLAGGED else 40) for a in Algorithm}
+    found |= {f"all_reduce.{a.value}.in_place": in_place(a) for a in Algorithm if a is not Algorithm.FLAGGED}
+    found["all_reduce.two_shot.pipelined"] = all_reduce(Algorithm.TWO_SHOT, 200)
+    found |= {
+        "barrier": lambda c, me, turn: c.barrier().sync(),
+        "reduce_scatter": lambda c, me, turn: _ignore(c.reduce_scatter(_vector(me, turn)).sync()),
+        "all_gather": lambda c, me, turn: _ignore(c.all_gather(_vector(me, turn)).sync()),
+        "all_to_all": lambda c, me, turn: _ignore(c.all_to_all(_vector(me, turn)).sync()),
+        "broadcast": lambda c, me, turn: _ignore(c.broadcast(_vector(me, turn), root=turn % 2).sync()),
+        "reduce": lambda c, me, turn: _ignore(c.reduce(_vector(me, turn), root=turn % 2).sync()),
+        "all_to_all_v": lambda c, me, turn: _ignore(c.all_to_all_v(_vector(me, turn), [20, 20], [20, 20]).sync()),
+    }
+    return found
+
+
+def _ignore(_: Any) -> None:
+    """For calls whose values are looked at elsewhere."""
+
+
+def _exhaustive() -> list[Figure]:
+    figures = []
+    cases: list[tuple[str, Callable[[Any], None]]] = [("handshake.1_round", handshake_rounds(1))]
+    cases += [(name, _program(call, turns=2)) for name, call in _protocols().items()]
+    for name, main in cases:
+        case = ProgramCase(main, 2)
+        start = time.perf_counter()
+        found = truth(case, 100_000, time_s=EXHAUSTIVE_LIMIT_S)
+        seconds = time.perf_counter() - start
+        assert found.verdict is None, f"{name}: {found.verdict}"
+        figures.append(Figure(f"checker.exhaustive.{name}", seconds, "s", found.runs, limit=EXHAUSTIVE_LIMIT_S))
+        if not found.complete:
+            figures.append(Figure(f"checker.exhaustive.{name}.incomplete_after", found.runs, "count", 1))
+    return figures
+
+
+def bench_checker() -> list[Figure]:
+    """Microseconds of a tile access after 200 and 20,000 of them; milliseconds of a schedule of an all-reduce; seconds
+    of exhaustive checks, whose repetitions are the interleavings that were run."""
+    return [*_per_access(), *_schedules(), *_exhaustive()]

@@ -1,0 +1,70 @@
+"""A rank that dies, or leaves on an exception, in the middle of each collective: the others hear of it, in time."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import library_ranks as ranks
+import pytest
+
+import peertile as pt
+from peertile.library.collectives import Collectives
+
+WITHIN_S = 5.0
+"""From the kill to the exception of every other rank, on a machine that is busy. The wait bound is much longer."""
+
+PROGRAM = """
+import sys
+import peertile as pt
+from peertile.library.collectives import Collectives
+import library_ranks as ranks
+
+if __name__ == "__main__":
+    pt.run(ranks.dies, 3, args=(1, sys.argv[1], sys.argv[2]))
+"""
+
+
+def test_every_collective_is_among_those_that_are_interrupted():
+    with pt.SymmetricHeap(pt.init(), size_bytes=48 << 20) as heap, Collectives(heap) as comm:
+        assert set(ranks.every_collective(comm)) == set(ranks.COLLECTIVES)
+    public = {name for name in vars(Collectives) if not name.startswith("_")} - {"close", "forget"}
+    assert public == {kind.split()[0] for kind in ranks.COLLECTIVES}
+
+
+@pytest.mark.slow
+@pytest.mark.feature("A1", "cpu")
+@pytest.mark.parametrize("kind", ranks.COLLECTIVES)
+def test_a_rank_killed_during_a_collective_fails_every_other_rank_in_time(kind, tmp_path):
+    """SIGKILL while the ranks call it again and again. That nothing is left behind is checked after every run."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    folder = os.path.dirname(ranks.__file__)
+    done = subprocess.run(
+        [sys.executable, program, kind, tmp_path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 128 + 9, done.stderr
+    for rank in (0, 2):
+        name, failed, text, late = ast.literal_eval((tmp_path / str(rank)).read_text())
+        assert (name, failed) == ("PeerFailed", 1)
+        assert text == "rank 1 failed: killed by SIGKILL"
+        assert late < WITHIN_S
+
+
+@pytest.mark.slow
+@pytest.mark.feature("A1", "cpu")
+def test_an_exception_in_one_rank_during_each_collective_reaches_the_others_and_recovery_works():
+    victim = 1
+    for rank, found in enumerate(
+        pt.spawn(ranks.raises_in_each, 3, (victim,), model=pt.RankModel.THREADS, timeout_s=100)
+    ):
+        for kind in ranks.COLLECTIVES:
+            if rank == victim:
+                assert found[kind] == ("Boom", None, kind)
+            else:
+                assert found[kind] == ("PeerFailed", victim, f"rank {victim} failed: Boom: {kind}")
