@@ -9,6 +9,8 @@ import peertile as pt
 from peertile.errors import ArgumentError
 from peertile.ir.types import Link
 
+pytestmark = pytest.mark.any_device
+
 KINDS = ("all", "ring", "other way", "broadcast", "pair", "chain", "none")
 
 

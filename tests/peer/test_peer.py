@@ -9,6 +9,8 @@ import pytest
 import peertile as pt
 from peertile.errors import ArgumentError, LaunchError, PeerFailed, UsageError
 
+pytestmark = pytest.mark.any_device
+
 MODELS = [pt.RankModel.PROCESSES, pt.RankModel.THREADS]
 both = pytest.mark.parametrize("model", MODELS, ids=lambda m: m.value)
 

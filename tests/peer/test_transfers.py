@@ -12,6 +12,8 @@ from peertile.errors import ArgumentError, OutOfBounds, WaitTimeout
 from peertile.frontend.build import build_kernel
 from peertile.ir.types import SymmetricType
 
+pytestmark = pytest.mark.any_device
+
 PROCESSES = pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.slow, id="processes")
 MODELS = [pytest.param(pt.RankModel.THREADS, id="threads"), PROCESSES]
 

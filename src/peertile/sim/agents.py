@@ -28,6 +28,8 @@ class Kind(Enum):
     STREAM = "stream"
     HOST = "host"
     STRAND = "strand"
+    TRANSFER = "transfer"
+    """An asynchronous store: starts with what its program had done, joins whoever waits for it."""
 
 
 class Denied:

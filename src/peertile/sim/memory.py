@@ -133,7 +133,9 @@ def scalar(value: Any, dtype: DType) -> Any:
 class View:
     """A view at run time: what the evaluator's `ViewRef` is, over an object of the machine. Strides in bytes."""
 
-    __slots__ = ("_array", "extents", "name", "object", "offset", "rank", "strides", "tiles", "type")
+    __slots__ = (
+        "_array", "derived", "extents", "name", "object", "offset", "rank", "stale", "strides", "tiles", "type",
+    )  # fmt: skip
 
     def __init__(
         self, type: ViewType, object: Object, offset: int, extents: tuple[int, ...], strides: tuple[int, ...], name: str
@@ -146,8 +148,19 @@ class View:
         self.name = name
         self.rank = object.rank
         self._array: npt.NDArray[Any] | None = None
+        self.derived: dict[Any, View] = {}
+        """Views of this view, by what they show."""
+        self.stale: str | None = None
+        """Who gave its memory back, if somebody did: then it has no tiles, so that the next access looks."""
         key = (offset, type.dtype.itemsize, extents, strides)
         self.tiles: dict[Any, Tile] = object.shadow.tiles.setdefault(key, {})
+
+    def retire(self, by: str) -> None:
+        """Its memory was given back."""
+        self.stale = by
+        self.tiles = {}
+        for view in self.derived.values():
+            view.retire(by)
 
     @property
     def array(self) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
 from peertile.sim.clocks import Clock, join
 from peertile.sim.machine import MAX_STALE, Found, Machine
-from peertile.sim.memory import Object, Symmetric, View, scalar
+from peertile.sim.memory import Object, Symmetric, Tile, View, scalar
 from peertile.sim.proxies import ALIASES, Lens, cross
 from peertile.sim.report import access_of
 from peertile.sim.sites import Site
@@ -53,7 +53,7 @@ class Program(Agent):
 
     __slots__ = (
         "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready",
-        "seen_before", "site", "slot", "stale_count", "wait_place", "wrote",
+        "seen_before", "site", "slot", "stale_count", "transfers", "wait_place", "wrote",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,8 @@ class Program(Agent):
         self.seen_before: dict[int, dict[Word, int]] = {}
         self.stale_count = 0
         self.wrote = False
+        self.transfers: list[Agent] = []
+        """Asynchronous stores that nobody has waited for yet."""
         self.wait_place = -1
         self.slot = 0
 
@@ -117,6 +119,9 @@ class Program(Agent):
         """At its end everything that the program did is in its clock, through whatever proxy."""
         for entry in self.lenses.values():
             self.clock[entry] = self.clock[self.entry]
+        for engine in self.transfers:
+            join(self.clock, engine.clock)
+            self.machine.end(engine)
 
     def waits(self) -> Waiter | None:
         if self.ready or self.site is None:
@@ -157,6 +162,14 @@ class Program(Agent):
             message = f"{site.name} reaches bytes {low} to {high} of {target.name}, which has {target.nbytes}"
             raise Found(Bounds(access=access_of(target, self.record(site), ()), message=message))
 
+    def gone(self, site: Site, view: View) -> None:
+        """The memory of a view was given back; somebody else may have it by now."""
+        if not self.machine.judge:
+            return
+        assert view.stale is not None
+        low, high = view.ends()
+        raise Found(Lifetime(access=access_of(view.object, self.record(site), ((low, high),)), freed_by=view.stale))
+
     # ---------------------------------------------------------------- views
 
     def peer(self, site: Site, x: Symmetric, rank: int) -> View:
@@ -165,6 +178,8 @@ class Program(Agent):
         return x.views[rank]
 
     def _tile(self, site: Site, view: View, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+        if view.stale is not None:
+            self.gone(site, view)
         for axis, (k, n, size) in enumerate(zip(index, view.extents, shape, strict=True)):
             tiles = max(-(-n // size), 1)
             if not 0 <= k < tiles:
@@ -174,6 +189,19 @@ class Program(Agent):
             self.reach(site, view.object, tile.box.runs[0][0], tile.box.runs[-1][1])
         view.tiles[index, shape] = tile
         return tile
+
+    def tile(self, site: Site, view: View, index: tuple[int, ...], shape: tuple[int, ...]) -> Tile:
+        """Where the tile of `shape` at tile index `index` lies, for an access that is about to happen."""
+        found = view.tiles.get((index, shape))
+        if found is None:
+            found = self._tile(site, view, index, shape)
+        if view.object.freed_by is not None:
+            self.reach(site, view.object, 0, 0)
+        return found
+
+    def disturbs(self, target: Object, runs: Any, site: Site, agent: Agent | None = None) -> None:
+        """A weak write of the program, or of an agent of it, over bytes that are words too."""
+        disturb(self if agent is None else agent, target, runs, site)
 
     def load(self, site: Site, view: View, index: tuple[int, ...], shape: tuple[int, ...], padding: Any) -> Any:
         tile = view.tiles.get((index, shape))
@@ -271,6 +299,8 @@ class Program(Agent):
     # ---------------------------------------------------------------- words
 
     def _offset(self, site: Site, view: View, index: tuple[int, ...]) -> int:
+        if view.stale is not None:
+            self.gone(site, view)
         offset = view.offset
         for axis, (k, n, stride) in enumerate(zip(index, view.extents, view.strides, strict=True)):
             if not 0 <= k < n:

@@ -134,6 +134,11 @@ def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:
             "no path of tokens leads from the first access to the second",
             "pass the token of the first operation to the second, or join their tokens",
         )
+    if Kind.TRANSFER in (first.kind, second.kind):
+        return (
+            "nothing waits for the asynchronous store before the other access",
+            "put T.wait_put(...) of its handle, or T.quiet(), in front of what comes after it",
+        )
     released = first.released
     if released is None or released[0] < earlier.epoch:
         text = f"{first.where()} releases nothing after its access"

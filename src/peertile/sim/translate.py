@@ -22,6 +22,7 @@ from peertile.ir.types import PointerType, SymmetricType, TileType, ViewType
 from peertile.meaning.registry import MEANINGS
 from peertile.meaning.tiles import delinearize
 from peertile.memory_model import Order, Proxy
+from peertile.sim import moves
 from peertile.sim.sites import Site, Verb
 
 __all__ = ["Translation", "translate"]
@@ -82,6 +83,20 @@ def _rem(a: int, b: int) -> int:
     return a - b * _quot(a, b)
 
 
+def _fold(combine: Callable[..., Any], tiles: Sequence[Any], axis: int, backwards: bool | None) -> Sequence[Any]:
+    """As the evaluator folds (`backwards` None) or scans: from the first element to the last, or the other way."""
+    slices = [np.moveaxis(x, axis, 0) for x in tiles]
+    order = list(range(len(slices[0])))[:: -1 if backwards else 1]
+    total = [s[order[0]] for s in slices]
+    rows = [[t] for t in total]
+    for k in order[1:]:
+        values = combine(*total, *(s[k] for s in slices))
+        total = [np.broadcast_to(v, np.shape(x)) for v, x in zip(values, total, strict=True)]
+        for row, value in zip(rows, total, strict=True):
+            row.append(value)
+    return total if backwards is None else [np.stack(row[:: -1 if backwards else 1], axis) for row in rows]
+
+
 def _tile_index(view: Any, linear: int) -> Any:
     partition = view.type.partition
     tiles = [-(-n // size) for n, size in zip(view.extents, partition.tile_shape, strict=True)]
@@ -96,7 +111,8 @@ class _Translator:
         self.depth = 1
         self.names: dict[Value, str] = {}
         self.scope: dict[str, Any] = {
-            "np": np, "QUOT": _quot, "REM": _rem, "TILE_INDEX": _tile_index, "IDS": _Ids(),
+            "np": np, "QUOT": _quot, "REM": _rem, "TILE_INDEX": _tile_index, "IDS": _Ids(), "moves": moves,
+            "FOLD": _fold,
         }  # fmt: skip
         self.places: list[Place] = []
         self.proxies = False
@@ -196,13 +212,19 @@ class _Translator:
 
     def by_meaning(self, op: Op) -> None:
         meaning = MEANINGS.get(type(op))
-        if meaning is None or meaning.steps or len(op.results) != 1:
+        if meaning is None or meaning.steps or not op.results:
             raise InternalError(f"{op.NAME} cannot be simulated: it has no meaning on values")
         call = f"{self.constant(meaning.fn, 'M')}(IDS, {self.constant(op, 'O')}"
         for v in op.operands:
             call += f", {self.boxed(v)}"
         call += ")"
-        self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call)}")
+        if len(op.results) == 1:
+            self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call)}")
+            return
+        self.emit(f"{', '.join(self.args(op.results))} = {call}")
+        for v in op.results:
+            if _native(v.type):
+                self.emit(f"{self.name(v)} = {self.unboxed(v, self.name(v))}")
 
     def boxed(self, v: Value) -> str:
         """An operand as the evaluator takes it."""
@@ -364,6 +386,22 @@ class _Translator:
         site = self.site(op, Verb.READS, op.operands[0])
         self.emit(f"{self.name(op.result)} = P.peer({site}, {x}, {rank})")
 
+    def _ViewStride(self, op: Op) -> None:
+        self.emit(f"{self.name(op.result)} = moves.view_stride({self.name(op.operands[0])}, {op.attrs['axis']})")
+
+    def _ViewSlice(self, op: Op) -> None:
+        self._derive(op, "sliced", self._tuple(op.operands[1:]))
+
+    def _ViewPermute(self, op: Op) -> None:
+        self._derive(op, "permuted", repr(tuple(op.attrs["axes"])))
+
+    def _ViewReshape(self, op: Op) -> None:
+        self._derive(op, "reshaped", self._tuple(op.operands[1:]))
+
+    def _derive(self, op: Op, function: str, numbers: str) -> None:
+        view, t = self.name(op.operands[0]), self.constant(op.result.type)
+        self.emit(f"{self.name(op.result)} = moves.{function}({view}, {t}, {numbers})")
+
     def _Field(self, op: Op) -> None:
         self.emit(f"{self.name(op.result)} = {self.name(op.operands[0])}[{op.attrs['field']!r}]")
 
@@ -391,6 +429,94 @@ class _Translator:
         values = f"np.asarray({self.boxed(op.operands[1])})" if not t.shape else tile
         index = self._tuple(op.operands[2:])
         self.emit(self._access(op, "store") + f"{site}, {view}, {index}, {values}, {self.constant(t.shape)})")
+
+    def _Gather(self, op: Op) -> None:
+        view, chosen = self.args(op.operands[:2])
+        t = op.result.type
+        assert isinstance(t, TileType)
+        site = self.site(op, Verb.READS, op.operands[0])
+        padding = self.constant(np.asarray(_PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()])
+        index = self._tuple(op.operands[2:])
+        self.emit(
+            f"{self.name(op.result)} = moves.gather(P, {site}, {view}, {chosen}, {index}, {op.attrs['axis']}, "
+            f"{self.constant(t.shape)}, {padding})"
+        )
+
+    def _Scatter(self, op: Op) -> None:
+        view, tile, chosen = self.args(op.operands[:3])
+        site = self.site(op, Verb.WRITES, op.operands[0])
+        index = self._tuple(op.operands[3:])
+        self.emit(f"moves.scatter(P, {site}, {view}, {tile}, {chosen}, {index}, {op.attrs['axis']})")
+
+    def _TileLoad(self, op: Op) -> None:
+        t = op.result.type
+        assert isinstance(t, TileType)
+        view, site = self.name(op.operands[0]), self.site(op, Verb.READS, op.operands[0])
+        self.emit(f"P.at = {view}.object; P.site = {site}")
+        self.emit("yield")
+        call = f"moves.tile_load(P, {site}, {view}, {self._tuple(op.operands[1:])}, {self.constant(t.shape)})"
+        self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call + '[()]') if not t.shape else call}")
+
+    def _TileStore(self, op: Op) -> None:
+        self._tile_write(op, "tile_store")
+
+    def _AsyncStore(self, op: Op) -> None:
+        self._tile_write(op, "async_store")
+
+    def _tile_write(self, op: Op, function: str) -> None:
+        view, tile = self.args(op.operands[:2])
+        t = op.operands[1].type
+        assert isinstance(t, TileType)
+        site = self.site(op, Verb.WRITES, op.operands[0])
+        if "order" in op.attrs:
+            self.emit(f"P.at = {view}.object; P.site = {site}")
+            self.emit("yield")
+        values = f"np.asarray({self.boxed(op.operands[1])})" if not t.shape else tile
+        index, shape = self._tuple(op.operands[2:]), self.constant(t.shape)
+        result = f"{self.name(op.result)} = " if op.results else ""
+        self.emit(f"{result}moves.{function}(P, {site}, {view}, {index}, {values}, {shape})")
+
+    def _WaitTransfer(self, op: Op) -> None:
+        self.emit(f"moves.wait_transfers(P, {self._tuple(op.operands)})")
+
+    def _WaitAny(self, op: Op) -> None:
+        assert isinstance(op, ops.WaitAny)
+        site = self.site(op, Verb.WAITS, op.operands[0])
+        place = self.place(op, "wait", "", op.attrs["what"] or self.root(op.operands[0]))
+        words = "".join(
+            f"({self.name(view)}, {self.name(expected)}, {self._tuple(index)}), " for view, expected, index in op.words()
+        )
+        r = self.name(op.result)
+        self.emit(f"P.wait_place = {place}")
+        self.emit(f"P.at = None; P.site = {site}")
+        self.emit("yield")
+        call = f"moves.wait_any(P, {site}, {self.constant(op.attrs['cmp'])}, ({words}))"
+        self.emit(f"while ({r} := {call}) is None: yield True")
+
+    def _ReduceWith(self, op: Op) -> None:
+        self._fold_with(op, None)
+
+    def _ScanWith(self, op: Op) -> None:
+        self._fold_with(op, bool(op.attrs["reverse"]))
+
+    def _fold_with(self, op: Op, backwards: bool | None) -> None:
+        """A fold by a function of the kernel's, which becomes one of Python's."""
+        block = op.blocks[0]
+        self.emit(f"def F({', '.join(self.args(block.args))}):")
+        self.depth += 1
+        for v in block.args:
+            if _native(v.type):
+                self.emit(f"{self.name(v)} = {self.unboxed(v, self.name(v))}")
+        for inner in block.ops[:-1]:
+            self.op(inner)
+        self.emit(f"return ({''.join(self.boxed(v) + ', ' for v in block.ops[-1].operands)})")
+        self.depth -= 1
+        tiles = "".join(f"{self.boxed(v)}, " for v in op.operands)
+        call = f"FOLD(F, ({tiles}), {op.attrs['axis']}, {backwards})"
+        self.emit(f"{''.join(n + ', ' for n in self.args(op.results))} = {call}")
+        for v in op.results:
+            if _native(v.type):
+                self.emit(f"{self.name(v)} = {self.unboxed(v, self.name(v))}")
 
     def _TileAtomic(self, op: Op) -> None:
         view, tile = self.args(op.operands[:2])

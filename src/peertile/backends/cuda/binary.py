@@ -17,8 +17,8 @@ class CudaBinary(Binary):
     """`payload` is a cubin whose entry point is `entry`; programs are blocks of `num_warps` · 32 threads.
 
     `shared_bytes` is the dynamic shared memory to ask for; above 48 KiB the driver must be told before the first
-    launch. `layout` makes the kernel's parameters out of an argument block. `overlap`: the kernel itself waits for what is
-    in front of it in its stream, so that it may be started before that has ended.
+    launch. `layout` makes the kernel's parameters out of an argument block. `overlap`: the kernel itself waits for what
+    is in front of it in its stream, so that it may be started before that has ended.
     """
 
     num_warps: int = 4
@@ -37,7 +37,12 @@ class CudaBinary(Binary):
 
     def to_bytes(self) -> bytes:
         """As `Binary.to_bytes`, with one more line for what only a GPU needs."""
-        extra = {"num_warps": self.num_warps, "shared_bytes": self.shared_bytes, "layout": self.layout.to_json(), "overlap": self.overlap}
+        extra = {
+            "num_warps": self.num_warps,
+            "shared_bytes": self.shared_bytes,
+            "layout": self.layout.to_json(),
+            "overlap": self.overlap,
+        }
         return json.dumps(extra, separators=(",", ":")).encode() + b"\n" + Binary.to_bytes(self)
 
     @staticmethod

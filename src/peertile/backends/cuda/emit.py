@@ -112,7 +112,9 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
 
 def _may_overlap(kernel: Kernel, arch: str) -> bool:
     """Programs that wait need all of their places at once, and what is printed is taken by the host in between."""
-    return capability(arch) >= 90 and not kernel.waits and not any(isinstance(op, ops.Print) for op in walk(kernel.body))
+    return (
+        capability(arch) >= 90 and not kernel.waits and not any(isinstance(op, ops.Print) for op in walk(kernel.body))
+    )
 
 
 def _check_types(kernel: Kernel, arch: str) -> bool:

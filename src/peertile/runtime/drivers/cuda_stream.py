@@ -234,8 +234,8 @@ class CudaStream(StreamHandle, Target):
     """See the module docstring. `submit` order: number, then issue or backlog, then marker, all under `lock`."""
 
     __slots__ = (
-        "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane", "lane_address",
-        "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run", "settled",
+        "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane",
+        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run", "settled",
         "spans", "submitted", "unclean", "word", "word_address",
     )  # fmt: skip
 

@@ -1,0 +1,328 @@
+"""Check peers on GPUs: `PYTHONPATH=src python3 benchmarks/device/check_cuda_peers.py [STEP ...]`.
+
+Symmetric heaps over every memory path and process model, the package's own tests of peers, the examples, and what goes
+wrong: killed ranks, memory that lacks, paths that are not permitted, launches in opposite orders. Every step is a
+process of its own with a bound, so that one that fails or hangs hides no other; each prints what it found as it goes.
+Needs cuda-bindings, triton, numpy, ml_dtypes; pytest for the tests. Two GPUs, or one with two ranks on it. No multicast
+object is made and no setting of a GPU is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+os.environ.setdefault("PEERTILE_DEVICE", "cuda")
+os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+import peertile as pt  # noqa: E402
+import peertile.language as T  # noqa: E402
+
+Json = dict[str, Any]
+MIB = 1 << 20
+
+
+def attempt(function: Callable[[], Any]) -> Any:
+    """What a part of a step gives, or what it raised."""
+    try:
+        return function()
+    except BaseException as error:
+        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
+        return {"error": f"{type(error).__name__}: {str(error)[:600]}", "at": last[-4:]}
+
+
+def parts(table: dict[str, Callable[[], Any]]) -> None:
+    """Each part of a step, told as it ends."""
+    for name, function in table.items():
+        begin = time.perf_counter()
+        found = attempt(function)
+        print(json.dumps({name: found, "s": round(time.perf_counter() - begin, 2)}, default=str), flush=True)
+
+
+def free_bytes() -> int | None:
+    """Free memory of this rank's device."""
+    driver: Any = pt.current_device().driver
+    if not hasattr(driver, "api"):
+        return None
+    driver.api.push_context(driver.context)
+    try:
+        return int(driver.api.memory_info()[0])
+    finally:
+        driver.api.pop_context()
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@pt.kernel
+def swap(out: T.Exclusive, x: T.Peer, ready: T.Signal, B: T.Const[int]) -> None:
+    """Everybody's first element, pushed by each."""
+    for r in T.ranks():
+        x.at(r).store((x.rank, 0), T.full((1, B), (x.rank + 1).astype(T.i32), T.i32))
+    ready.notify()
+    ready.wait()
+    total = T.zeros((1, B), T.i32)
+    for r in T.ranks():
+        total += x.local.load((r, 0), (1, B))
+    out.store(T.reshape(total, (B,)))
+
+
+@pt.kernel
+def wait_alone(out: T.Exclusive, ready: T.Signal) -> None:
+    """Waits for every peer, and tells nobody."""
+    ready.wait()
+    out.store(T.full((1,), 1, T.i32))
+
+
+@pt.kernel
+def meet(out: T.Exclusive, b: T.Barrier) -> None:
+    b.sync_all()
+    out.store(T.full((1,), 1, T.i32))
+
+
+# ---------------------------------------------------------------- rank functions
+
+
+def uses_heap(group: pt.Group, path: str | None, rounds: int) -> Json:
+    """A heap, data in both directions, and the same free memory before and after."""
+    device = pt.current_device()
+    found: Json = {"device": device.name, "name": device.capabilities.name}
+    pt.zeros(16, pt.i32).numpy()
+    before = None
+    for turn in range(rounds):
+        kind = None if path is None else pt.ShareKind(path)
+        with pt.SymmetricHeap(group, size_bytes=256 * MIB, path=kind) as heap:
+            x, ready = heap.zeros((group.size, 64), pt.i32), heap.signal(slots=4)
+            out = pt.full((64,), -1, pt.i32)
+            for _ in range(3):
+                swap(out.partition(64), x, ready, B=64).sync()
+                assert out.numpy().tolist() == [group.size * (group.size + 1) // 2] * 64, out.numpy()
+            found["path"], found["atomics"] = heap._memory.path.value, heap._memory.peer_atomics
+            other = (group.rank + 1) % group.size
+            assert x.at(other).numpy()[:, 0].tolist() == [r + 1 for r in range(group.size)]
+            group.barrier("read")
+        group.barrier("closed")
+        if turn == 0:  # what the first use of the driver takes stays
+            before = free_bytes()
+    after = free_bytes()
+    found["bytes_not_given_back"] = None if before is None or after is None else before - after
+    return found
+
+
+def too_large(group: pt.Group) -> Json:
+    """A heap that no GPU has room for: an error on every rank, nothing kept."""
+    pt.zeros(16, pt.i32).numpy()
+    free = free_bytes() or 0
+    error = attempt(lambda: pt.SymmetricHeap(group, size_bytes=400 << 30))
+    return {"error": error, "kept": free - (free_bytes() or 0), "group": str(group.failure())}
+
+
+def forced(group: pt.Group, path: str) -> Any:
+    return attempt(lambda: pt.SymmetricHeap(group, size_bytes=MIB, path=pt.ShareKind(path)).close())
+
+
+def killed(group: pt.Group) -> None:
+    with pt.SymmetricHeap(group, size_bytes=MIB) as heap:
+        ready = heap.signal(slots=4)
+        out = pt.zeros((1,), pt.i32)
+        op = wait_alone(out.partition(1), ready)
+        op.compiled()
+        group.barrier("all here")
+        if group.rank == 1:
+            time.sleep(0.3)  # the others are in the kernel by then
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        try:
+            op.sync()
+        finally:
+            print(json.dumps({"rank": group.rank, "left_after_s": round(time.monotonic() - begin, 2)}), flush=True)
+
+
+def opposite(group: pt.Group) -> bool:
+    """Two collectives on two streams, launched by one rank in one order and by the other in the other."""
+    with pt.SymmetricHeap(group, size_bytes=8 * MIB) as heap:
+        channels = [(heap.zeros((group.size, 64), pt.i32), heap.signal(slots=4)) for _ in range(2)]
+        outs = [pt.full((64,), -1, pt.i32) for _ in range(2)]
+        streams = [pt.current_device().stream(f"s{k}") for k in range(2)]
+        ops = [lambda k=k: swap(outs[k].partition(64), *channels[k], B=64) for k in range(2)]
+        ops[0]().compiled()
+        for _ in range(5):
+            group.barrier("together")
+            order = (0, 1) if group.rank % 2 == 0 else (1, 0)
+            futures = [ops[k]().submit(streams[k]) for k in order]
+            for future in futures:
+                future.wait(20)
+            for out in outs:
+                assert out.numpy().tolist() == [group.size * (group.size + 1) // 2] * 64
+    return True
+
+
+def many_programs(group: pt.Group) -> Any:
+    """All programs of all ranks meet; one more than fits is refused before anything runs."""
+    found: Json = {}
+    with pt.SymmetricHeap(group, size_bytes=64 * MIB) as heap:
+        b = heap.barrier(programs=1 << 17)
+        for n in (1, 2, 64, 132, 528):
+            out = pt.zeros((n,), pt.i32)
+            begin = time.perf_counter()
+            found[str(n)] = attempt(lambda: meet(out.partition(1), b).sync() and None)  # noqa: B023
+            found[f"{n} ms"] = round(1000 * (time.perf_counter() - begin), 2)
+            group.barrier("next")
+        out = pt.zeros((1 << 17,), pt.i32)
+        found["refused"] = attempt(lambda: meet(out.partition(1), b).sync())
+        group.barrier("refused")
+    return found
+
+
+def spawned(function: Callable[..., Any], ranks: int, *args: Any, model: pt.RankModel, s: float = 60) -> Any:
+    return pt.spawn(function, ranks, args, model=model, timeout_s=s)
+
+
+PROCESSES, THREADS = pt.RankModel.PROCESSES, pt.RankModel.THREADS
+
+# ---------------------------------------------------------------- steps
+
+
+def step_heaps() -> None:
+    table: dict[str, Callable[[], Any]] = {}
+    for model in (PROCESSES, THREADS):
+        for path in (None, "fd", "ipc"):
+            table[f"{model.value} {path or 'automatic'}"] = lambda model=model, path=path: spawned(
+                uses_heap, 2, path, 3, model=model
+            )
+    table["threads 4"] = lambda: spawned(uses_heap, 4, None, 2, model=THREADS)
+    table["processes 3"] = lambda: spawned(uses_heap, 3, None, 2, model=PROCESSES)
+    table["forced fabric"] = lambda: spawned(forced, 2, "fabric", model=PROCESSES)
+    parts(table)
+
+
+def step_faults() -> None:
+    parts(
+        {
+            "too large, processes": lambda: spawned(too_large, 2, model=PROCESSES),
+            "too large, threads": lambda: spawned(too_large, 2, model=THREADS),
+            "killed": lambda: spawned(killed, 2, model=PROCESSES, s=30),
+            "opposite, processes": lambda: spawned(opposite, 2, model=PROCESSES),
+            "opposite, threads": lambda: spawned(opposite, 2, model=THREADS),
+            "programs, processes": lambda: spawned(many_programs, 2, model=PROCESSES),
+            "programs, threads": lambda: spawned(many_programs, 2, model=THREADS),
+            "programs, threads on one GPU": lambda: spawned(many_programs, 3, model=THREADS),
+        }
+    )
+
+
+def step_examples() -> None:
+    def run(name: str, ranks: int, *arguments: str) -> Callable[[], Any]:
+        def go() -> Any:
+            command = [sys.executable, "-c", "from peertile.cli.main import main; main()", "run"]
+            command += [str(ROOT / "examples" / f"{name}.py"), "--ranks", str(ranks), "--device", "cuda", "--json"]
+            command += ["--", *arguments] if arguments else []
+            done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+            return {"status": done.returncode, "said": done.stderr[-700:]}
+
+        return go
+
+    parts({f"{n} {r}": run(n, r) for n, r in (("allreduce", 2), ("two_shot", 2), ("handshake", 2), ("allreduce", 1))})
+
+
+PLUGIN = """
+import os, time
+import pytest
+import peertile as pt
+
+# Contexts stay, however often a test opens and closes its devices.
+kept = [pt.open_device(pt.DriverKind.CUDA, k) for k in range(int(os.environ["PEERTILE_CHECK_GPUS"]))]
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        text = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr)[-300:])
+        print("\\nFAILED", report.nodeid, " ".join(str(text).split())[:330], flush=True)
+"""
+
+
+def run_tests(files: list[str], select: str, bound_s: float, extra: tuple[str, ...] = ()) -> Any:
+    """The tests of the package with `--device cuda`: what passed and what failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "peers_on_gpu.py").write_text(PLUGIN)
+        count = pt.current_device().driver.api.device_count()  # type: ignore[attr-defined]
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", ""), str(ROOT / "src"), str(ROOT)]),
+            "PEERTILE_CHECK_GPUS": str(count),
+        }
+        command = [
+            sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
+            "-p", "peers_on_gpu", "-W", "ignore", "--device", "cuda", "--timeout", "60", "-s", "-k", select,
+            *extra, *files,
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            out, _ = process.communicate(timeout=bound_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, _ = process.communicate()
+            out += "\nno end within the bound"
+    lines = out.splitlines()
+    failed = [line[:420] for line in lines if line.startswith(("FAILED ", "ERROR", "E "))]
+    return {"end": lines[-2:], "failed": failed[:40], "tail": [] if failed else [x[:200] for x in lines[-8:]]}
+
+
+def step_tests() -> None:
+    files = [f"tests/peer/test_{name}.py" for name in ("peer", "transfers", "links", "pointers")]
+    parts(
+        {
+            "threads": lambda: run_tests(files, "not processes and not killed", 110),
+            "processes": lambda: run_tests(files, "processes or killed", 60),
+        }
+    )
+
+
+def step_plans() -> None:
+    """The collectives' kernels on one, two and four ranks."""
+    files = ["tests/library/test_cuda_collectives.py"]
+    parts({"collectives": lambda: run_tests(files, "test", 100)})
+
+
+def step_info() -> None:
+    parts({"info": lambda: __import__("peertile.cli.info").cli.info.collect()["probes"]})
+
+
+STEPS: dict[str, tuple[Callable[[], None], float]] = {
+    "heaps": (step_heaps, 60), "examples": (step_examples, 90), "faults": (step_faults, 90), "tests": (step_tests, 175),
+    "plans": (step_plans, 105), "info": (step_info, 20),
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    for name in names or list(STEPS):
+        begin = time.monotonic()
+        print(f"== {name}", flush=True)
+        process = subprocess.Popen([sys.executable, "-X", "faulthandler", __file__, "--step", name])
+        try:
+            process.wait(STEPS[name][1])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            print(f"no end within {STEPS[name][1]} s", flush=True)
+        print(f"== {name}: {time.monotonic() - begin:.1f} s, exit {process.returncode}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--step"]:
+        STEPS[sys.argv[2]][0]()
+        sys.stdout.flush()
+        os._exit(0)
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Rank functions of the tests of the collectives for GPUs. No pytest here: every rank imports this."""
+
+import ml_dtypes
+import numpy as np
+
+import peertile as pt
+from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
+from peertile.library.reductions import ReduceOp
+from peertile.library.selection import Algorithm
+
+SHAPES = [
+    Shape(Algorithm.FLAGGED, 8, 64), Shape(Algorithm.FLAGGED, 3, 256),
+    Shape(Algorithm.PUSHED, 8, 64), Shape(Algorithm.PUSHED, 3, 512),
+]  # fmt: skip
+
+
+def integers(rank, count, seed):
+    """Values whose sums are exact in bf16 too."""
+    return np.random.default_rng((seed, rank)).integers(-30, 30, count).astype(np.float32)
+
+
+def everything(group, dtype_name, counts, seed):
+    """Every collective in every shape, in turn on one set of channels: a mix-up of turns would show."""
+    dtype, n, me = getattr(pt, dtype_name), group.size, group.rank
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(n, 8) + (1 << 20)) as heap:
+        plans = GpuPlans(heap, 8)
+        for count in counts:
+            every = [integers(r, count * n, seed) for r in range(n)]
+            rows = [e.reshape(n, count) for e in every]
+            for shape in SHAPES:
+                x, out = pt.asarray(rows[me][0], dtype), pt.full((count,), 77, dtype)
+                plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()
+                same(out, sum(r[0] for r in rows))
+                same(x, rows[me][0])
+                plans.all_reduce(shape, None, x, ReduceOp.MAX).sync()
+                same(x, np.max([r[0] for r in rows], axis=0))
+                x, out = pt.asarray(every[me], dtype), pt.full((count,), 77, dtype)
+                plans.reduce_scatter(shape, x, out, ReduceOp.SUM).sync()
+                same(out, sum(r[me] for r in rows))
+                x, out = pt.asarray(rows[me][0], dtype), pt.full((n * count,), 77, dtype)
+                plans.gather(shape, x, out, each=False).sync()
+                same(out, np.concatenate([r[0] for r in rows]))
+                x, out = pt.asarray(every[me], dtype), pt.full((n * count,), 77, dtype)
+                plans.gather(shape, x, out, each=True).sync()
+                same(out, np.concatenate([r[me] for r in rows]))
+    return True
+
+
+def same(tensor, want):
+    np.testing.assert_array_equal(tensor.numpy().astype(np.float64), want)
+
+
+def replays(group, algorithm, replays):
+    """A captured all-reduce goes on where the last launch ended, whatever ran in between."""
+    n = group.size
+    shape = Shape(Algorithm(algorithm), 4, 128)
+    stream = pt.current_device().stream("captured")
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(n, 8) + (1 << 20)) as heap:
+        plans = GpuPlans(heap, 8)
+        x, out = pt.zeros((1000,), pt.f32), pt.zeros((1000,), pt.f32)
+        with pt.capture(stream, "three all-reduces") as scope:
+            for _ in range(3):
+                scope.record(plans.all_reduce(shape, x, out, ReduceOp.SUM))
+        for k in range(replays):
+            x.copy_from(integers(group.rank, 1000, k))
+            if k % 2:
+                plans.all_reduce(shape, x, out, ReduceOp.PROD).sync_on(stream)
+            scope.graph.launch().sync_on(stream)
+            same(out, sum(integers(r, 1000, k) for r in range(n)))
+    return True
+
+
+def rounded_once(group, algorithm, seed):
+    """bf16 sums have the bits of the exact sum rounded once, for two ranks; every rank has the same."""
+    rng = [np.random.default_rng((seed, r)) for r in range(group.size)]
+    every = [g.standard_normal(4000).astype(ml_dtypes.bfloat16) for g in rng]
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, 8) + (1 << 20)) as heap:
+        out = pt.empty((4000,), pt.bf16)
+        x = pt.asarray(every[group.rank], pt.bf16)
+        GpuPlans(heap, 8).all_reduce(Shape(Algorithm(algorithm), 8, 256), x, out, ReduceOp.SUM).sync()
+        got = out.numpy()
+    exact = sum(e.astype(np.float64) for e in every)
+    bound = np.abs(exact) * 2.0**-8 + 1e-30
+    assert (np.abs(got.astype(np.float64) - exact) <= bound).all()
+    return got.tobytes()

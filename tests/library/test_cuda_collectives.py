@@ -1,0 +1,41 @@
+"""The collectives' kernels for GPUs, which are in the public language and so run on any device."""
+
+import gpu_plan_ranks
+import pytest
+
+import peertile as pt
+from peertile.library.cuda_collectives import Shape, as_words
+from peertile.library.selection import Algorithm
+
+pytestmark = pytest.mark.any_device
+
+
+def spawn(function, ranks, *args):
+    return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "i32"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_collective_in_every_shape(ranks, dtype, seed):
+    assert all(spawn(gpu_plan_ranks.everything, ranks, dtype, (2, 64, 1000, 5002), seed))
+
+
+@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_replays_and_launches_take_turns(ranks, algorithm):
+    assert all(spawn(gpu_plan_ranks.replays, ranks, algorithm, 4))
+
+
+@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+def test_sums_of_bf16_are_rounded_once_and_the_same_on_every_rank(algorithm, seed):
+    results = spawn(gpu_plan_ranks.rounded_once, 2, algorithm, seed)
+    assert results[0] == results[1]
+
+
+def test_words_are_the_bytes_of_a_tensor():
+    x = pt.asarray([1.0, 2.0, 3.0, 4.0], pt.bf16)
+    words = as_words(x, 2)
+    assert (words.shape, words.dtype, words.address) == ((2, 1), pt.u32, x.address)
+    assert words.numpy().tolist() == [[0x4000_3F80], [0x4080_4040]]
+    assert Shape(Algorithm.FLAGGED, 1, 64) == Shape(Algorithm.FLAGGED, 1, 64)
