@@ -237,12 +237,38 @@ def step_examples() -> None:
 
 
 PLUGIN = """
-import os, time
+import os
+import sys
 import pytest
 import peertile as pt
+import peertile.config
 
-# Contexts stay, however often a test opens and closes its devices.
-kept = [pt.open_device(pt.DriverKind.CUDA, k) for k in range(int(os.environ["PEERTILE_CHECK_GPUS"]))]
+kept = []
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    # One cache for all runs of this script, not one for each.
+    os.environ["PEERTILE_CACHE_DIR"] = os.environ["PEERTILE_CHECK_CACHE"]
+    peertile.config._current = None
+    if config.option.device == "cuda":  # contexts stay, however often a test opens and closes its devices
+        kept.extend(pt.open_device(pt.DriverKind.CUDA, k) for k in range(int(os.environ["PEERTILE_CHECK_GPUS"])))
+    else:
+        also_for_gpus()
+
+def also_for_gpus():
+    import peertile.direct as direct
+    from peertile.kernel import KernelFunction
+    original = KernelFunction.compile_types
+    def compile_types(self, types, consts, grid_rank=1, groups=None, compiler=None):
+        made = original(self, types, consts, grid_rank, groups, compiler)
+        if compiler is None:
+            arguments = self.fn, self.name, self.unsafe, types, consts, grid_rank, groups
+            try:
+                direct.for_arch(os.environ["PEERTILE_CHECK_ARCH"]).compile_function(*arguments)
+            except Exception as error:
+                print("NOT COMPILED", self.name, type(error).__name__, str(error)[:300], flush=True)
+        return made
+    KernelFunction.compile_types = compile_types
 
 def pytest_runtest_logreport(report):
     if report.failed:
@@ -251,40 +277,47 @@ def pytest_runtest_logreport(report):
 """
 
 
-def run_tests(files: list[str], select: str, bound_s: float, extra: tuple[str, ...] = ()) -> Any:
-    """The tests of the package with `--device cuda`: what passed and what failed."""
+def run_tests(
+    files: list[str], select: str, bound_s: float, *, device: str = "cuda", extra: tuple[str, ...] = ()
+) -> Any:
+    """The tests of the package on GPUs; or on the cpu, every kernel being compiled for GPUs too: what failed."""
+    gpus = 0 if device == "cpu" else int(pt.current_device().driver.api.device_count())  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "peers_on_gpu.py").write_text(PLUGIN)
-        count = pt.current_device().driver.api.device_count()  # type: ignore[attr-defined]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", ""), str(ROOT / "src"), str(ROOT)]),
-            "PEERTILE_CHECK_GPUS": str(count),
-        }
+            "PEERTILE_CHECK_GPUS": str(gpus), "PEERTILE_CHECK_ARCH": os.environ.get("PEERTILE_CHECK_ARCH", "sm_90"),
+            "PEERTILE_CHECK_CACHE": os.environ.get("PEERTILE_CACHE_DIR", tempfile.gettempdir() + "/peertile-check"),
+            "PEERTILE_DEVICE": device,
+        }  # fmt: skip
         command = [
             sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
-            "-p", "peers_on_gpu", "-W", "ignore", "--device", "cuda", "--timeout", "60", "-s", "-k", select,
+            "-p", "peers_on_gpu", "-W", "ignore", "--device", device, "--timeout", "60", "-k", select,
             *extra, *files,
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=env)
         try:
-            out, _ = process.communicate(timeout=bound_s)
+            process.wait(bound_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            out, _ = process.communicate()
-            out += "\nno end within the bound"
-    lines = out.splitlines()
-    failed = [line[:420] for line in lines if line.startswith(("FAILED ", "ERROR", "E "))]
-    return {"end": lines[-2:], "failed": failed[:40], "tail": [] if failed else [x[:200] for x in lines[-8:]]}
+            return "no end within the bound"
+    return process.returncode
+
+
+PEER_TESTS = [f"tests/peer/test_{name}.py" for name in ("peer", "transfers", "links", "pointers")]
+
+
+def step_warm() -> None:
+    """Compiles what the tests need, on the cores of the host: runs beside other steps."""
+    files = [*PEER_TESTS, "tests/library/test_cuda_collectives.py"]
+    run_tests(files, "not processes and not killed", 80, device="cpu", extra=("-n", "20"))
 
 
 def step_tests() -> None:
-    files = [f"tests/peer/test_{name}.py" for name in ("peer", "transfers", "links", "pointers")]
     parts(
         {
-            "threads": lambda: run_tests(files, "not processes and not killed", 110),
-            "processes": lambda: run_tests(files, "processes or killed", 60),
+            "threads": lambda: run_tests(PEER_TESTS, "not processes and not killed", 100, extra=("-s",)),
+            "processes": lambda: run_tests(PEER_TESTS, "processes or killed", 60, extra=("-s",)),
         }
     )
 
@@ -292,7 +325,7 @@ def step_tests() -> None:
 def step_plans() -> None:
     """The collectives' kernels on one, two and four ranks."""
     files = ["tests/library/test_cuda_collectives.py"]
-    parts({"collectives": lambda: run_tests(files, "test", 100)})
+    parts({"collectives": lambda: run_tests(files, "test", 100, extra=("-s",))})
 
 
 def step_info() -> None:
@@ -301,7 +334,7 @@ def step_info() -> None:
 
 STEPS: dict[str, tuple[Callable[[], None], float]] = {
     "heaps": (step_heaps, 60), "examples": (step_examples, 90), "faults": (step_faults, 90), "tests": (step_tests, 175),
-    "plans": (step_plans, 105), "info": (step_info, 20),
+    "plans": (step_plans, 105), "info": (step_info, 20), "warm": (step_warm, 85),
 }  # fmt: skip
 
 

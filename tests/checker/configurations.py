@@ -114,13 +114,13 @@ def collected(n):
 
 
 def uneven(n):
-    """All-to-all in which rank s sends n + s elements to everybody."""
+    """All-to-all in which rank s sends n · (s + 1) elements to everybody: some send more tiles than they get."""
 
     def call(c, me, turn):
         size = c.group.size
-        sends, receives = [n + me] * size, [n + r for r in range(size)]
+        sends, receives = [n * (me + 1)] * size, [n * (r + 1) for r in range(size)]
         out = c.all_to_all_v(pt.asarray(values(me + turn, sum(sends))), sends, receives).sync().numpy()
-        parts = [values(r + turn, (n + r) * size).reshape(size, n + r)[me] for r in range(size)]
+        parts = [values(r + turn, n * (r + 1) * size).reshape(size, n * (r + 1))[me] for r in range(size)]
         assert np.array_equal(out, np.concatenate(parts))
 
     return call
@@ -145,6 +145,7 @@ def _all_reduces():
         for algorithm, sizes in (
             (Algorithm.ONE_SHOT, (40, 300)), (Algorithm.FLAGGED, (2,)),
             (Algorithm.TWO_SHOT, (40, 200, 400, 800, 1300)), (Algorithm.RING, (40, 300)),
+            (Algorithm.PIPELINED, (40, 200, 400, 800)), (Algorithm.PUSHED, (40, 200)),
         ):  # fmt: skip
             def make(n, algorithm=algorithm, in_place=in_place):
                 return summed(n, algorithm, in_place)
@@ -165,16 +166,16 @@ COLLECTIVES = (
         for a in (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)
         for n in (40, 200)
     ),
-    *several("reduce_scatter", scattered, (40, 1100), turns=3),
+    *several("reduce_scatter", scattered, (40, 1100, 0), turns=3),
     Configuration("reduce_scatter symmetric", symmetric(128, name="reduce_scatter")),
-    *several("all_gather", gathered, (40, 1100), turns=3),
+    *several("all_gather", gathered, (40, 1100, 0), turns=3),
     Configuration("all_gather symmetric", symmetric(64, name="all_gather")),
-    *several("all_to_all", traded, (40, 1100), turns=3),
+    *several("all_to_all", traded, (40, 1100, 0), turns=3),
     Configuration("all_to_all symmetric", symmetric(128, name="all_to_all")),
-    *several("broadcast in place", lambda n: spread(n, True), (40, 400, 1500)),
-    *several("broadcast", lambda n: spread(n, False), (40, 400, 1500)),
-    *several("reduce", collected, (40, 400, 1500)),
-    *several("all_to_all_v", uneven, (40, 6000)),
+    *several("broadcast in place", lambda n: spread(n, True), (40, 400, 5000)),
+    *several("broadcast", lambda n: spread(n, False), (40, 400, 5000)),
+    *several("reduce", collected, (40, 400, 5000)),
+    *several("all_to_all_v", uneven, (40, 1100, 4500)),
 )
 
 

@@ -16,6 +16,7 @@ from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
 COUNTS = (0, 1, 2, 7, 64, 1000, 4097)
+CPU_ALGORITHMS = (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT, Algorithm.PIPELINED, Algorithm.FLAGGED, Algorithm.RING)
 BIG = 40_001
 
 
@@ -261,40 +262,96 @@ def stalled(group, stalls, algorithm, rounds):
     return True
 
 
+SIZES = (0, 1, 5, 64, 300, 4096, 20_000)
+DRAWN = (
+    *(f"all_reduce {a.value}" for a in CPU_ALGORITHMS),
+    *("all_reduce", "all_reduce in place", "all_reduce symmetric", "all_gather", "broadcast", "reduce", "barrier"),
+    *("reduce_scatter", "all_to_all", "all_gather_v", "reduce_scatter_v", "all_to_all_v"),
+)
+
+
 def stress(group, seed, rounds):
-    """Random collectives of random sizes with random delays between and inside ranks; the same draw on every rank."""
+    """Random collectives of random sizes with random delays between them; the same draw on every rank. Sums of
+    values that round, so that only the promised order gives the bits that are asked for. How often each was drawn."""
     me, n = group.rank, group.size
     shared, own = np.random.default_rng(seed), np.random.default_rng((seed, me))
-    with pt.SymmetricHeap(group, size_bytes=32 << 20) as heap, Collectives(heap) as comm:
+    pools = [
+        np.random.default_rng((seed, 99, r)).standard_normal(n * 20_000 + 1000).astype(np.float32) for r in range(n)
+    ]
+    whole = [np.random.default_rng((seed, 98, r)).integers(-9, 9, 21_000).astype(np.float32) for r in range(n)]
+    drawn = dict.fromkeys(DRAWN, 0)
+
+    def total(parts):
+        return fold(parts, ReduceOp.SUM)
+
+    with pt.SymmetricHeap(group, size_bytes=40 << 20) as heap, Collectives(heap) as comm:
         sx, so = heap.empty((4096,), pt.f32), heap.empty((4096,), pt.f32)
         for k in range(rounds):
-            kind, count = int(shared.integers(8)), int(shared.choice([0, 1, 5, 64, 300, 4096, 20_000]))
+            kind, count = DRAWN[int(shared.integers(len(DRAWN)))], int(shared.choice(SIZES))
+            start, root = int(shared.integers(1000)), int(shared.integers(n))
+            drawn[kind] += 1
             delay = own.random()
             if delay < 0.1:
                 end = time.perf_counter() + delay * 0.01
                 while time.perf_counter() < end:
                     pass
-            parts = [vector(r, count) + k % 100 for r in range(n)]
-            total = sum(parts).astype(np.float32) if count else np.zeros(0, np.float32)
-            x = pt.asarray(parts[me], pt.f32)
-            if kind < 4:
-                algorithm = list(Algorithm)[kind]
-                got = comm.all_reduce(x, algorithm=algorithm if usable(algorithm, count) else None).sync()
-                same(got.numpy(), total, f"round {k}: {algorithm}")
-            elif kind == 4:
-                same(comm.all_gather(x).sync().numpy(), np.stack(parts), f"round {k}")
-            elif kind == 5:
-                root = k % n
-                same(comm.broadcast(x, root=root).sync().numpy(), parts[root], f"round {k}")
-            elif kind == 6:
-                comm.all_reduce(x, x).sync()
-                same(x.numpy(), total, f"round {k}: in place")
-            else:
-                sx.copy_from(vector(me, 4096) + k % 50)
+            what = f"round {k}: {kind} of {count}, root {root}"
+            if kind.endswith("_v"):
+                stress_uneven(comm, kind, count, root, [p[start:] for p in pools], what)
+                continue
+            each = n if kind in ("reduce_scatter", "all_to_all") else 1
+            source = whole if kind == "all_reduce ring" else pools
+            parts = [p[start : start + count * each] for p in source]
+            mine = slice(me * count, (me + 1) * count)
+            if kind == "all_reduce symmetric":
+                parts = [p[start : start + 4096] for p in pools]
+                sx.copy_from(parts[me])
                 comm.all_reduce(sx, so).sync()
-                same(so.numpy(), sum(vector(r, 4096) + k % 50 for r in range(n)).astype(np.float32), f"round {k}")
+                same(so.numpy(), total(parts), what)
                 sx.copy_from(np.full(4096, np.nan, np.float32))
-    return True
+                continue
+            x = pt.asarray(parts[me], pt.f32)
+            if kind == "barrier":
+                comm.barrier().sync()
+            elif kind == "all_reduce in place":
+                comm.all_reduce(x, x).sync()
+                same(x.numpy(), total(parts), what)
+            elif kind.startswith("all_reduce"):
+                chosen = next((a for a in CPU_ALGORITHMS if kind.endswith(a.value)), None)
+                chosen = chosen if chosen is not None and usable(chosen, count) else None
+                same(comm.all_reduce(x, algorithm=chosen).sync().numpy(), total(parts), what)
+            elif kind == "all_gather":
+                same(comm.all_gather(x).sync().numpy(), np.stack(parts), what)
+            elif kind == "broadcast":
+                same(comm.broadcast(x, root=root).sync().numpy(), parts[root], what)
+            elif kind == "reduce":
+                got = comm.reduce(x, root=root).sync()
+                if me == root:
+                    same(got.numpy(), total(parts), what)
+            elif kind == "reduce_scatter":
+                same(comm.reduce_scatter(x).sync().numpy().reshape(-1), total([p[mine] for p in parts]), what)
+            else:
+                got = comm.all_to_all(x).sync().numpy().reshape(-1)
+                same(got, np.concatenate([p[mine] for p in parts]), what)
+    return drawn
+
+
+def stress_uneven(comm, kind, count, root, pools, what):
+    """One of the collectives with shares that differ, some of them 0."""
+    me, n = comm.group.rank, comm.group.size
+    shares = [count * ((r + root) % 3) // 2 for r in range(n)]
+    starts = [sum(shares[:r]) for r in range(n)]
+    mine = slice(starts[me], starts[me] + shares[me])
+    if kind == "all_gather_v":
+        got = comm.all_gather_v(pt.asarray(pools[me][: shares[me]], pt.f32), shares).sync()
+        same(got.numpy(), np.concatenate([p[:c] for p, c in zip(pools, shares, strict=True)]), what)
+    elif kind == "reduce_scatter_v":
+        got = comm.reduce_scatter_v(pt.asarray(pools[me][: sum(shares)], pt.f32), shares).sync()
+        same(got.numpy(), fold([p[mine] for p in pools], ReduceOp.SUM), what)
+    else:
+        x = pt.asarray(pools[me][: sum(shares)], pt.f32)
+        got = comm.all_to_all_v(x, shares, [shares[me]] * n).sync()
+        same(got.numpy(), np.concatenate([p[mine] for p in pools]), what)
 
 
 # ---------------------------------------------------------------- values
@@ -444,14 +501,15 @@ def unequal_communicators(group):
 # ---------------------------------------------------------------- ranks that go away
 
 
-def every_collective(comm):
-    """A call of each collective, and of each way to all-reduce, by name. Equal on all ranks; results do not matter."""
+def every_collective(comm, sx=None):
+    """A call of each collective, and of each way to all-reduce, by name. Equal on all ranks; results do not matter.
+    `sx`: a symmetric tensor of 30,000 f32 to use."""
     group, n = comm.group, comm.group.size
     count, wide = 30_000, 30_000 * n
     x, y, small = (pt.full((c,), 1 + group.rank, pt.f32) for c in (count, wide, 200))
     shares = [100 * (r + 1) for r in range(n)]
     mine, whole = pt.full((shares[group.rank],), 1, pt.f32), pt.full((sum(shares),), 1, pt.f32)
-    sx = comm.heap.zeros((count,), pt.f32)
+    sx = sx or comm.heap.zeros((count,), pt.f32)
     calls = {
         f"all_reduce {a.value}": lambda a=a: comm.all_reduce(small if a is Algorithm.FLAGGED else x, algorithm=a)
         for a in Algorithm
@@ -475,7 +533,6 @@ def every_collective(comm):
     }  # fmt: skip
 
 
-CPU_ALGORITHMS = (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT, Algorithm.PIPELINED, Algorithm.FLAGGED, Algorithm.RING)
 COLLECTIVES = (
     *(f"all_reduce {a.value}" for a in CPU_ALGORITHMS),
     *("all_reduce in place", "all_reduce symmetric", "reduce_scatter", "all_gather", "all_to_all", "broadcast"),
@@ -521,12 +578,13 @@ def raises_in_each(group, victim):
     """In each collective in turn `victim` raises instead of joining; then all recover and it works again. What each
     call ended with, by name."""
     found = {}
-    with pt.SymmetricHeap(group, size_bytes=48 << 20) as heap:
+    with pt.SymmetricHeap(group, size_bytes=16 << 20) as heap:
+        sx = heap.zeros((30_000,), pt.f32)
+        before = heap._arena.in_use
         for kind in COLLECTIVES:
-            before = heap._arena.in_use
             try:
                 with Collectives(heap) as comm:
-                    call = every_collective(comm)[kind]
+                    call = every_collective(comm, sx)[kind]
                     call().sync()
                     if group.rank == victim:
                         raise Boom(kind)
@@ -535,10 +593,10 @@ def raises_in_each(group, victim):
                 found[kind] = type(error).__name__, getattr(error, "rank", None), str(error)
             wait_until_failed(group)
             group.recover()
-            with Collectives(group) as comm:
-                every_collective(comm)["all_reduce one_shot"]().sync()
-            group.barrier(kind)
-            found[f"{kind}: kept"] = heap._arena.in_use - before
+            assert heap._arena.in_use == before, "the closed communicator keeps memory"
+            with Collectives(heap) as comm:
+                got = comm.all_reduce(device_vector(group.rank, 100)).sync().numpy()
+                same(got, fold([vector(r, 100) for r in range(group.size)], ReduceOp.SUM), kind)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -52,7 +53,8 @@ def test_a_rank_killed_during_a_collective_fails_every_other_rank_in_time(kind, 
     for rank in (0, 2):
         name, failed, text, late = ast.literal_eval((tmp_path / str(rank)).read_text())
         assert (name, failed) == ("PeerFailed", 1)
-        assert text == "rank 1 failed: killed by SIGKILL"
+        # The connection that breaks tells as much as the launcher that has waited for the process.
+        assert re.fullmatch(r"rank 1 failed: (killed by SIGKILL|its process \d+ ended without leaving the group)", text)
         assert late < WITHIN_S
 
 

@@ -7,7 +7,9 @@ import pytest
 
 import peertile as pt
 import peertile.language as T
+from peertile.checker.program import ProgramCase
 from peertile.ir.ops import BULK_REDUCTIONS, LOAD_REDUCTIONS, MULTICAST_DTYPES, REDUCTIONS
+from peertile.sim.explore import explore
 
 R = T.Rmw
 LOADS = (T.weak, T.relaxed, T.acquire)
@@ -70,3 +72,46 @@ def test_signals_reach_every_rank(ranks):
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (4, "u64")])
 def test_all_reduce_in_one_address(ranks, name, seed):
     assert all(spawn(mr.all_reduces, ranks, name, 1 << 12, 64, seed))
+
+
+# ---------------------------------------------------------------- the same on the simulated machine
+
+
+def simulated(function, *args):
+    """One schedule on two simulated ranks; the functions assert the values."""
+
+    def program(group):
+        function(group.rank, *args)
+
+    report = explore(ProgramCase(program, 2), 1)
+    assert report.clean, "\n".join(map(str, report.verdicts))
+
+
+@pytest.mark.feature("M1", "sim")
+@pytest.mark.feature("M2", "sim")
+@pytest.mark.parametrize("order", LOADS, ids=lambda o: o.value)
+def test_every_load_reduce_in_sim(order, seed):
+    simulated(mr.load_reduces, [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)], seed)
+
+
+@pytest.mark.feature("M2", "sim")
+@pytest.mark.feature("M3", "sim")
+@pytest.mark.parametrize("order", UPDATES, ids=lambda o: o.value)
+def test_every_reduction_into_the_members_in_sim(order, seed):
+    simulated(mr.reduces, [(name, rmw, order) for name, rmw in rows(REDUCTIONS)], seed)
+
+
+@pytest.mark.feature("M2", "sim")
+def test_every_store_in_sim(seed):
+    simulated(mr.stores, list(itertools.product(MULTICAST_DTYPES, STORES)), seed)
+
+
+@pytest.mark.feature("M4", "sim")
+def test_every_bulk_row_in_sim(seed):
+    simulated(mr.stores, [(name, T.weak) for name in MULTICAST_DTYPES], seed, True)
+    simulated(mr.reduces, [(name, rmw, None) for name, rmw in rows(BULK_REDUCTIONS)], seed, True)
+
+
+@pytest.mark.feature("M5", "sim")
+def test_signals_reach_every_rank_in_sim():
+    simulated(mr.signal_words, ["i32", "u32", "i64", "u64"])

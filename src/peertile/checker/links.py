@@ -31,6 +31,10 @@ class SimHub:
         self._waiters: dict[tuple[int, int], list[Task]] = {}
         self._clocks: dict[tuple[int, int, int], Clock] = {}
         self._arrived: dict[tuple[int, int, int], dict[int, str]] = {}
+        self.last: dict[int, str] = {}
+        """The last collective call of each rank, and where it was made."""
+        self.left: set[int] = set()
+        """Ranks whose program has ended."""
 
     def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
         self._replies[rank, reply.ticket] = reply
@@ -44,6 +48,8 @@ class SimHub:
         join(known, host.release(None))
         arrived = self._arrived.setdefault(meeting, {})
         arrived[rank] = request.call
+        place = self.machine.where() if self.machine.where is not None else ""
+        self.last[rank] = f"{request.call}{place and f', at {place}'}"
         if self.machine.trace is not None:
             self.machine.trace.add(host, f"calls {request.call}")
         self.coordinator.handle(rank, request, (), 0.0)
@@ -61,7 +67,18 @@ class SimHub:
             self.machine.trace.add(host, f"leaves {request.call}")
         return self._replies.pop(key)
 
+    def calls(self) -> tuple[str, ...]:
+        """What each rank did last, for people."""
+        return tuple(
+            f"rank {rank}: its program has ended; before that {self.last.get(rank, 'no collective call')}"
+            if rank in self.left
+            else f"rank {rank}: {self.last.get(rank, 'no collective call yet')}"
+            for rank in range(self.machine.ranks)
+        )
+
     def tell(self, rank: int, request: Request) -> None:
+        if isinstance(request, Leave) and not self.machine.stopping:
+            self.left.add(rank)
         self.coordinator.handle(rank, request, (), 0.0)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from peertile.checker.isolation import RankView, Worlds
@@ -21,16 +22,17 @@ from peertile.checker.loops import Network
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
 from peertile.direct import fingerprint
-from peertile.errors import ArgumentError, PeerFailed, UnsupportedError
+from peertile.errors import ArgumentError, LaunchError, LeaseError, PeerFailed, SymmetryError, UnsupportedError
 from peertile.ir.core import Kernel
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.sim.binary import compile_function
 from peertile.sim.choices import Chooser
+from peertile.sim.conditions import Conditions, Overlap
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.verdicts import HostError
+from peertile.sim.verdicts import CollectiveMismatch, HostError, LaunchContract
 from peertile.sim.words import Rule
 
 __all__ = ["CannotCheck", "ProgramCase", "SimCompiler"]
@@ -77,7 +79,7 @@ class ProgramCase(Case):
     def __init__(
         self, program: Path | Callable[..., Any], ranks: int, *, arguments: dict[str, Any] | None = None,
         argv: list[str] | None = None, resident: int | None = None, max_steps: int = 2_000_000,
-        change: Callable[[Kernel], Kernel] | None = None,
+        change: Callable[[Kernel], Kernel] | None = None, conditions: Conditions = Conditions(Overlap.CHOSEN),
     ) -> None:  # fmt: skip
         self.program = program
         self.arguments = arguments
@@ -91,9 +93,12 @@ class ProgramCase(Case):
         else:
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
+        self._hub: SimHub
         self._views: list[RankView] = []
         self._worlds = Worlds()
-        super().__init__(self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop)
+        super().__init__(
+            self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop, conditions=conditions
+        )
 
     # ---------------------------------------------------------------- one run
 
@@ -108,7 +113,8 @@ class ProgramCase(Case):
         return outcome
 
     def _build(self, machine: Machine) -> None:
-        hub = SimHub(machine, self.ranks)
+        hub = self._hub = SimHub(machine, self.ranks)
+        machine.where = self._where
         self._hosts, self._views = [], []
         worlds, network = Worlds(), Network()
         self._worlds = worlds
@@ -146,18 +152,42 @@ class ProgramCase(Case):
         if declared:
             find_main(module, self.program).function(group, **(self.arguments or {}))
 
+    def _where(self) -> str:
+        """The line of the program that its host is at."""
+        frame = sys._getframe(2)
+        folder = str(self.folder)
+        found: FrameType | None = frame
+        while found is not None:
+            if found.f_code.co_filename.startswith(folder):
+                return f"{found.f_code.co_filename}:{found.f_lineno}"
+            found = found.f_back
+        return ""
+
     def _failed(self, rank: int, error: BaseException) -> None:
         if isinstance(error, UnsupportedError):
             raise CannotCheck(str(error)) from error
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
         text = f"{type(error).__name__}: {error}"
+        message = str(error).split("\n")[0]
+        if isinstance(error, SymmetryError):
+            raise Found(CollectiveMismatch(message=message, calls=self._hub.calls()))
+        if isinstance(error, PeerFailed) and error.rank in self._hub.left:
+            message = f"rank {error.rank} has ended, and rank {rank} calls {self._hub.last.get(rank, 'it')}"
+            raise Found(CollectiveMismatch(message=message, calls=self._hub.calls()))
+        if isinstance(error, LaunchError | LeaseError):
+            raise Found(
+                LaunchContract(
+                    message=f"rank {rank}: {type(error).__name__}: {error}",
+                    launches=tuple(_frames(error, self.folder)),
+                    repair="launch no more programs that wait for each other than the device holds, and use what an "
+                    "operation holds on that operation's stream, or behind it",
+                )
+            )
         if isinstance(error, PeerFailed) and error.rank != rank:
             # This rank only heard of it; the one that failed may still be on its way out.
             rank, text = error.rank, error.cause
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(self.folder))]
-        trace = "\n".join(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])
-        raise Found(HostError(rank=rank, error=text, trace=trace))
+        raise Found(HostError(rank=rank, error=text, trace="\n".join(_frames(error, self.folder))))
 
     def _stop(self, machine: Machine) -> None:
         machine.stopping = True
@@ -167,6 +197,12 @@ class ProgramCase(Case):
         finally:
             self._worlds.show(None)
             self._hosts = []
+
+
+def _frames(error: BaseException, folder: Path) -> list[str]:
+    """The innermost lines of the program that an error came through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(folder))]
+    return [f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:]]
 
 
 def find_main(module: ModuleType, path: Path) -> Program:

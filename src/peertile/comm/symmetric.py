@@ -145,6 +145,7 @@ class SymmetricHeap:
             self.device, self.bases[self.group.rank] + offset, nbytes, release=None, owner=self, name=what
         )
         self._objects[id(storage)] = (storage, offset)
+        self.device.driver.lend(storage.address, nbytes)
         return storage
 
     def _offset(self, storage: Storage) -> int:
@@ -250,6 +251,7 @@ class SymmetricHeap:
         # Nobody may reuse the bytes before every rank is done with them.
         self.group.barrier("SymmetricHeap.free")
         for storage in storages:
+            self.device.driver.take_back(storage.address, storage.nbytes)
             self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
         if isinstance(item, _Channel) and item in self._channels:
             self._channels.remove(item)

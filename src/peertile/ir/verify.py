@@ -71,6 +71,7 @@ class _Verifier:
         self.expanded = expanded
         self.bounds_known = bounds_known
         self.visible: set[Value] = set()
+        self.shown: list[Value] = []  # what is visible, in order: a block takes its own away at its end
         self.seen: set[Op | Block] = set()
 
     def run(self) -> None:
@@ -104,11 +105,18 @@ class _Verifier:
         for k, value in enumerate(block.args):
             if value.owner is not block or value.index != k:
                 raise VerifyError(f"{where}: block argument {k} belongs to another place", loc)
-        before = set(self.visible)
-        self.visible.update(block.args)
+        outside = len(self.shown)
+        self.show(block.args)
         for op in block.ops:
             self.op(op, block)
-        self.visible = before
+        self.visible.difference_update(self.shown[outside:])
+        del self.shown[outside:]
+
+    def show(self, values: Iterable[Value]) -> None:
+        """From here to the end of the block at hand, operands may be these."""
+        new = [v for v in values if v not in self.visible]
+        self.visible.update(new)
+        self.shown += new
 
     def op(self, op: Op, block: Block) -> None:
         if op in self.seen:
@@ -131,7 +139,7 @@ class _Verifier:
             for value in inner.args:
                 self.check_type(value.type, f"{op.NAME}: block argument {value.index}", op.loc)
             self.block(inner, op)
-        self.visible.update(op.results)
+        self.show(op.results)
 
     def counts(self, op: Op) -> None:
         for role, (low, high), n in (

@@ -77,7 +77,7 @@ class CollectiveOp(DeviceOp[T]):
 
     def preferred_stream(self) -> Stream | None:
         """Where the communicator's channels were used last."""
-        return self._call.launches[0].preferred_stream()
+        return next((s for s in (launch.preferred_stream() for launch in self._call.launches) if s is not None), None)
 
     @property
     def launches(self) -> tuple[LaunchOp, ...]:
@@ -227,6 +227,10 @@ class Collectives:
         # The two ways of staging as arguments, and what was faster by size.
         self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
         self._staging: dict[int, Staging] = {}
+        self._objects = [
+            *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
+            *(self._go, self._ready, self._done, self._lead, self._ack),
+        ]
         self._closed = False
         group.on_recover(self._recover)
 
@@ -234,25 +238,30 @@ class Collectives:
 
     def _recover(self) -> None:
         """Turns may differ between ranks after a failure; slots that count from zero again agree."""
-        if not self._closed:
-            self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
-            self._words.copy_from(np.zeros(self._words.shape, np.uint64))
+        if self._closed:
+            self._give_back()
+            return
+        self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
+        self._words.copy_from(np.zeros(self._words.shape, np.uint64))
 
     def close(self) -> None:
-        """Collective: give the memory back. Closing twice is fine."""
+        """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
+        that is not the communicator's own comes back when the group recovers."""
         if self._closed:
             return
         self._closed = True
         self._kept.clear()
-        self.group.forget_recover(self._recover)
         if self._owns_heap:
+            self.group.forget_recover(self._recover)
             self.heap.close()
         elif self.group.failure() is None:
-            for item in (
-                *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
-                *(self._go, self._ready, self._done, self._lead, self._ack),
-            ):
-                self.heap.free(item)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._objects:
+            self.heap.free(self._objects[0])
+            del self._objects[0]
+        self.group.forget_recover(self._recover)
 
     def __enter__(self) -> Self:
         return self
@@ -438,6 +447,10 @@ class Collectives:
 
     def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
         """The algorithm that can do it: a function of what is equal on all ranks."""
+        if algorithm is Algorithm.PUSHED:
+            if forced:
+                raise ArgumentError("all_reduce: PUSHED is for GPUs; use PIPELINED, or leave algorithm out")
+            return Algorithm.PIPELINED
         if algorithm is Algorithm.FLAGGED and (dtype.itemsize not in _BITS or count > FLAGGED_COUNT):
             if forced:
                 raise ArgumentError(

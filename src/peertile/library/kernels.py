@@ -235,14 +235,26 @@ def show(x: T.Tile, shelf: T.Peer, row: T.Tile, around: T.Tile) -> None:
         shelf.local.store((row, 0), x)
 
 
+def in_rank_order(mine: T.Tile, other: T.Tile, me: T.Tile, DT: T.DType) -> tuple[T.Tile, T.Tile]:
+    """The values of rank 0 and of rank 1. The order decides which of two NaN is kept; a choice between the values
+    would be compiled away, since it makes no other difference."""
+    if DT is T.f32:
+        bits = T.u32
+    elif DT is T.f64:
+        bits = T.u64
+    else:
+        return mine, other
+    a, b = T.bitcast(mine, bits), T.bitcast(other, bits)
+    flip = (a ^ b) & (T.i64(0) - me).astype(bits)
+    return T.bitcast(a ^ flip, DT), T.bitcast(b ^ flip, DT)
+
+
 def combine_shown(own: T.Tile, shelf: T.Peer, row: T.Tile, B: int, N: int, OP: object, ACC: T.DType) -> T.Tile:
     """What everybody shows in `row`, in rank order. Of two, one's own need not be read back."""
-    me = shelf.rank
     if N == 2:
-        mine = own.astype(ACC)
-        other = shelf.at(1 - me).load((row, 0), (1, B)).astype(ACC)
-        # The order of the operands decides which NaN is kept, and must be the same on both.
-        return finish(fold(T.where(me == 0, mine, other), T.where(me == 0, other, mine), OP), shelf.num_ranks, OP)
+        other = shelf.at(1 - shelf.rank).load((row, 0), (1, B)).astype(ACC)
+        first, second = in_rank_order(own.astype(ACC), other, shelf.rank, ACC)
+        return finish(fold(first, second, OP), shelf.num_ranks, OP)
     return combine(shelf, row, 0, B, N, OP, ACC)
 
 

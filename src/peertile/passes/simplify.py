@@ -309,27 +309,39 @@ def _share(kernel: Kernel) -> bool:
     changed = False
 
     def visit(block: Block, known: dict[tuple[Any, ...], Op], checked: set[Value]) -> None:
+        """`known` and `checked` are what they were when it returns."""
         nonlocal changed
-        for op in list(block.ops):
+        kept: list[Op] = []
+        keys: list[tuple[Any, ...]] = []
+        conditions: list[Value] = []
+        for op in block.ops:
             op.operands = [replacements.get(v, v) for v in op.operands]
             isolated = isinstance(op, ops.ReduceWith | ops.ScanWith)
             for inner in op.blocks:
-                visit(inner, {} if isolated else dict(known), set(checked))
+                visit(inner, {} if isolated else known, checked)
             if isinstance(op, ops.Check):
                 # What was true on the way here still is: a value never changes.
-                if op.operands[0] in checked:
-                    block.ops.remove(op)
-                    changed = True
-                checked.add(op.operands[0])
+                if op.operands[0] not in checked:
+                    checked.add(op.operands[0])
+                    conditions.append(op.operands[0])
+                    kept.append(op)
                 continue
             tiles = any(isinstance(v.type, TileType) and not v.type.is_scalar for v in op.results)
             if not _is_pure(op) or tiles or isinstance(op, ops.NewToken):
+                kept.append(op)
                 continue
-            first = known.setdefault(_key(op), op)
-            if first is not op:
+            key = _key(op)
+            first = known.setdefault(key, op)
+            if first is op:
+                keys.append(key)
+                kept.append(op)
+            else:
                 replacements.update(zip(op.results, first.results, strict=True))
-                block.ops.remove(op)
-                changed = True
+        changed |= len(kept) < len(block.ops)
+        block.ops[:] = kept
+        for key in keys:
+            del known[key]
+        checked.difference_update(conditions)
 
     visit(kernel.body, {}, set())
     return changed
@@ -345,16 +357,18 @@ def _remove_dead(kernel: Kernel) -> bool:
 
     def visit(block: Block) -> None:
         nonlocal removed
-        for op in reversed(list(block.ops)):
+        kept: list[Op] = []
+        for op in reversed(block.ops):
             if any(uses.get(v, 0) for v in op.results) or not _removable(op):
                 for inner in reversed(op.blocks):
                     visit(inner)
+                kept.append(op)
                 continue
             for gone in (op, *(o for inner in op.blocks for o in walk(inner))):
                 for v in gone.operands:
                     uses[v] -= 1
-            block.ops.remove(op)
-            removed = True
+        removed |= len(kept) < len(block.ops)
+        block.ops[:] = reversed(kept)
 
     visit(kernel.body)
     return removed

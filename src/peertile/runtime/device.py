@@ -183,13 +183,12 @@ class Device:
     def settle(self, tensor: Tensor, writes: bool) -> None:
         """Wait for the submissions whose leases conflict with host access to the tensor's bytes."""
         start, end = tensor.byte_range()
-        for lease in list(tensor.storage.leases):
-            for use in lease.uses:
+        low, high = tensor.storage.address + start, tensor.storage.address + end
+        for held in list(tensor.storage.claims.values()):
+            for use, lease in list(held.items()):
                 # A kernel that holds the storage as peer memory may be waiting for this very access.
-                near = use.storage is tensor.storage and use.end > start and use.start < end
-                if near and not use.lifetime_only and (writes or use.writes):
+                if use.high > low and use.low < high and not use.lifetime_only and (writes or use.writes):
                     lease.wait_done()
-                    break
 
     def _host_copy(self, dst: int, src: int, nbytes: int, name: str) -> None:
         if nbytes:

@@ -15,11 +15,13 @@ from peertile.dtypes import DType
 from peertile.errors import ArgumentError, UnsupportedError
 from peertile.runtime.driver import DriverKind
 
-__all__ = ["Foreign", "cuda_interface", "dlpack_device", "export_capsule", "import_capsule"]
+__all__ = ["Foreign", "capsule_of", "cuda_interface", "dlpack_device", "export_capsule", "import_capsule"]
 
 CPU, CUDA = 1, 2
 _NAME: Final = b"dltensor"
-_USED: Final = b"used_dltensor"
+_VERSIONED: Final = b"dltensor_versioned"
+_MAJOR: Final = 1
+_READ_ONLY: Final = 1
 _CODES: Final = {"i": 0, "u": 1, "f": 2}
 
 
@@ -47,6 +49,19 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
+class _ManagedVersioned(ctypes.Structure):
+    """What DLPack has had since 1.0: with flags, so that a consumer knows whether it may write."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
 _exported: dict[int, Any] = {}
 """What consumers hold: address of a managed tensor -> everything that has to stay alive for it."""
 
@@ -57,8 +72,9 @@ def _forget(address: int) -> None:
 
 def _capsule_gone(capsule: int) -> None:
     # Only a capsule that nobody consumed still has its first name.
-    if ctypes.pythonapi.PyCapsule_IsValid(ctypes.c_void_p(capsule), _NAME):
-        _exported.pop(_pointer_of(ctypes.c_void_p(capsule), _NAME), None)
+    for name in (_NAME, _VERSIONED):
+        if ctypes.pythonapi.PyCapsule_IsValid(ctypes.c_void_p(capsule), name):
+            _exported.pop(_pointer_of(ctypes.c_void_p(capsule), name), None)
 
 
 _delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget)
@@ -96,12 +112,26 @@ def dlpack_device(device: Any) -> tuple[int, int]:
 
 
 def export_capsule(
-    keep: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, where: tuple[int, int]
+    keep: Any,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType,
+    where: tuple[int, int],
+    *,
+    max_version: tuple[int, int] | None = None,
+    read_only: bool = False,
 ) -> Any:
-    """A capsule on memory that `keep` keeps alive."""
+    """A capsule on memory that `keep` keeps alive, of the newest form that the consumer says it knows. BufferError for
+    what must not be written where the form cannot say so."""
+    versioned = max_version is not None and max_version[0] >= _MAJOR
+    if read_only and not versioned:
+        raise BufferError(
+            "dlpack: expected a consumer of DLPack 1.0 for a frozen share, which nobody may write; export a copy"
+        )
     rank = len(shape)
     extents, steps = (ctypes.c_int64 * rank)(*shape), (ctypes.c_int64 * rank)(*strides)
-    managed = _Managed()
+    managed = _ManagedVersioned(major=_MAJOR, flags=_READ_ONLY * read_only) if versioned else _Managed()
     t = managed.tensor
     t.data, t.device.kind, t.device.ordinal, t.ndim, t.byte_offset = address, *where, rank, 0
     t.dtype.code, t.dtype.bits = _type_of(dtype)
@@ -111,7 +141,7 @@ def export_capsule(
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
     at = ctypes.addressof(managed)
     _exported[at] = (managed, extents, steps, keep)
-    return _new_capsule(at, _NAME, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
+    return _new_capsule(at, _VERSIONED if versioned else _NAME, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
 
 
 class _Owner:
@@ -140,12 +170,25 @@ class Foreign(NamedTuple):
     device: tuple[int, int]
 
 
+def capsule_of(source: Any) -> Any:
+    """What `source` exports: in the form of DLPack 1.0 if its library has that, else in the one before."""
+    try:
+        return source.__dlpack__(max_version=(_MAJOR, 0))
+    except TypeError:  # a library from before 1.0 has no such argument
+        return source.__dlpack__()
+
+
 def import_capsule(capsule: Any) -> Foreign:
-    """Take over an unversioned capsule. ArgumentError for one that was consumed before."""
-    if not _is_valid(capsule, _NAME):
+    """Take over a capsule. ArgumentError for one that was consumed before, or whose memory may not be written."""
+    versioned = _is_valid(capsule, _VERSIONED)
+    if not versioned and not _is_valid(capsule, _NAME):
         raise ArgumentError("dlpack: expected a capsule that nobody has consumed, got a used one; make a new one")
-    at = _pointer(capsule, _NAME)
-    managed = _Managed.from_address(at)
+    at = _pointer(capsule, _VERSIONED if versioned else _NAME)
+    managed = _ManagedVersioned.from_address(at) if versioned else _Managed.from_address(at)
+    if versioned and managed.major > _MAJOR:
+        raise ArgumentError(f"dlpack: expected version {_MAJOR} of DLPack, got {managed.major}")
+    if versioned and managed.flags & _READ_ONLY:
+        raise ArgumentError("from_dlpack: expected an array that can be written, got a read-only one; copy it")
     t = managed.tensor
     rank = t.ndim
     shape = tuple(t.shape[k] for k in range(rank))
@@ -153,7 +196,8 @@ def import_capsule(capsule: Any) -> Foreign:
     dtype = _dtype_of(t.dtype.code, t.dtype.bits, t.dtype.lanes)
     device = (t.device.kind, t.device.ordinal)
     address = (t.data or 0) + t.byte_offset
-    _rename(capsule, _USED)  # from here on it is ours to delete
+    # From here on it is ours to delete.
+    _rename(capsule, b"used_dltensor_versioned" if versioned else b"used_dltensor")
     return Foreign(address, shape, strides, dtype, _Owner(at, managed.deleter), device)
 
 

@@ -1,7 +1,8 @@
 """Tensors over memory that somebody else owns: DLPack, array interfaces, bare addresses. Copies nothing.
 
-The owner stays alive while the tensor, a launch or a graph uses the memory. What others do with it meanwhile is
-not ordered by leases: synchronise before handing memory over, in both directions.
+The owner stays alive while the tensor, a launch or a graph uses the memory. Two tensors over the same bytes are leased
+as one memory. What others do with it meanwhile is not ordered by leases: synchronise before handing memory over, in
+both directions.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import ArgumentError, UnsupportedError
+from peertile.runtime.aliases import join
 from peertile.runtime.device import Device
-from peertile.runtime.dlpack import dlpack_device, import_capsule
+from peertile.runtime.dlpack import capsule_of, dlpack_device, import_capsule
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Tensor, contiguous_strides, normal_shape
 
@@ -52,6 +54,7 @@ def tensor_from_address(
     if size and not device.driver.accessible(address, nbytes):
         raise ArgumentError(f"address: {device.name} cannot reach {nbytes} bytes at {address:#x}")
     storage = Storage(device, address, nbytes, release=release, owner=owner, name=f"{what} {dtype}{list(dims)}")
+    join(storage)
     return Tensor(storage, dtype, dims, steps)
 
 
@@ -80,7 +83,7 @@ def tensor_from_foreign(device: Device, source: Any) -> Tensor:
             f"from_dlpack: {device.name} is DLPack device {dlpack_device(device)}, the array is on {where}; "
             "move it there first"
         )
-    foreign = import_capsule(source.__dlpack__())
+    foreign = import_capsule(capsule_of(source))
     shape = foreign.shape or (1,)
     strides = foreign.strides if foreign.shape else (1,)
     return tensor_from_address(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
     from peertile.runtime.stream import Stream
 
-__all__ = ["Lease", "LeaseTable", "check_unique"]
+__all__ = ["Lease", "LeaseTable", "check_unique", "claims_lock"]
 
 
 class Lease:
@@ -67,7 +67,7 @@ class Lease:
         driver.wait(self._ticket() if self.sequence else driver.last_ticket(self.stream.handle))
 
 
-_lock = threading.RLock()
+claims_lock = threading.RLock()
 """Guards every storage's `claims`, of all devices, since devices can share a storage. Nothing of ours is
 locked under it. It may be taken again by the thread that has it: collection can run anywhere, and finalisers of
 the user may call us."""
@@ -79,7 +79,7 @@ class LeaseTable:
     __slots__ = ("lock",)
 
     def __init__(self) -> None:
-        self.lock = _lock
+        self.lock = claims_lock
 
     def acquire(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> Lease:
         """One lease on all of `uses`, or LeaseError and nothing changed."""
@@ -152,11 +152,11 @@ def _conflict(use: Use, theirs: Use) -> bool:
 
 def check_unique(use: Use, who: str) -> None:
     """LeaseError if the user holds a view or a frozen share of what is to be written."""
-    borrow = use.storage.borrowed(use.start, use.end, use.exempt)
+    borrow = use.storage.borrowed(use.low, use.high, use.exempt)
     if borrow is not None:
         del borrow
         gc.collect()  # a handle in a circle, of an exception's traceback for instance, is not held by anybody
-        borrow = use.storage.borrowed(use.start, use.end, use.exempt)
+        borrow = use.storage.borrowed(use.low, use.high, use.exempt)
     if borrow is not None:
         raise LeaseError(
             f"lease: {who} would write {use.storage.name}, but {borrow.what} of it, made at "

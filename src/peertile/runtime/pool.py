@@ -70,12 +70,15 @@ class MemoryPool:
             blocks = self._free.setdefault(size, deque())
             if blocks:
                 self._hits += 1
-                return blocks.popleft(), partial(self._give, size)
+                address = blocks.popleft()
+                self._driver.lend(address, size)
+                return address, partial(self._give, size)
             self._misses += 1
         return self._driver.allocate(size), partial(self._give, size)
 
     def _give(self, size: int, address: int) -> None:
         if self._cached() + size <= self._threshold:
+            self._driver.take_back(address, size)
             self._free[size].append(address)
         else:
             self._driver.free(address)

@@ -30,14 +30,15 @@ _keys = itertools.count(1)
 
 
 class Borrow:
-    """A view or frozen share of bytes [start, end) that the user holds. It ends when its last handle goes."""
+    """A view or frozen share of the bytes at addresses [low, high) that the user holds. It ends when its last handle
+    goes."""
 
-    __slots__ = ("__weakref__", "end", "key", "site", "start", "what")
+    __slots__ = ("__weakref__", "high", "key", "low", "site", "what")
 
-    def __init__(self, start: int, end: int, what: str, site: Site | None) -> None:
+    def __init__(self, low: int, high: int, what: str, site: Site | None) -> None:
         self.key = next(_keys)
-        self.start = start
-        self.end = end
+        self.low = low
+        self.high = high
         self.what = what
         self.site = site
 
@@ -76,7 +77,8 @@ class Storage:
         self.owner = owner
         self.claims: dict[Stream, dict[Use, Lease]] = {}
         """Who uses which bytes: for each stream, the last lease on each use. A stream runs in order, so the last one
-        stands for those before it, and work of one stream needs no look at them at all."""
+        stands for those before it, and work of one stream needs no look at them at all. Storages that overlap
+        (`aliases.py`) have one dict."""
         self.borrows: dict[int, weakref.ref[Borrow]] = {}
         self.channel_stream: Stream | None = None
         """Where the words of a channel were used last: operations that name no stream follow."""
@@ -89,17 +91,20 @@ class Storage:
         return list(dict.fromkeys(lease for held in list(self.claims.values()) for lease in list(held.values())))
 
     def borrow(self, start: int, end: int, what: str, site: Site | None) -> Borrow:
-        """Note a new view or share of the user's; it is forgotten when the result is collected."""
-        borrow = Borrow(start, end, what, site)
-        # Popping from a dict is atomic, so the callback is safe at whatever point collection happens.
+        """Note a new view or share of bytes [start, end); it is forgotten when the result is collected."""
+        borrow = Borrow(self.address + start, self.address + end, what, site)
+        # Popping from a dict is atomic, so the callback is safe at whatever point collection happens. Of storages that
+        # turn out to overlap later, the dict may be another one by then: a dead reference there counts for nothing.
         self.borrows[borrow.key] = weakref.ref(borrow, partial(_forget, self.borrows, borrow.key))
         return borrow
 
-    def borrowed(self, start: int, end: int, exempt: tuple[int, ...]) -> Borrow | None:
-        """A live borrow of bytes of [start, end) that is not among `exempt`."""
+    def borrowed(self, low: int, high: int, exempt: tuple[int, ...]) -> Borrow | None:
+        """A live borrow of bytes at addresses [low, high) that is not among `exempt`."""
         for key, ref in list(self.borrows.items()):
             borrow = ref()
-            if borrow is not None and key not in exempt and borrow.start < end and start < borrow.end:
+            if borrow is None:
+                self.borrows.pop(key, None)
+            elif key not in exempt and borrow.low < high and low < borrow.high:
                 return borrow
         return None
 

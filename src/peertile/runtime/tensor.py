@@ -16,6 +16,7 @@ from peertile.dtypes import DType, from_numpy
 from peertile.errors import ArgumentError
 from peertile.ir.types import MAX_TENSOR_RANK, MAX_TILE_ELEMENTS, Access, Space
 from peertile.ir.types import Partition as PartitionType
+from peertile.runtime.aliases import join
 from peertile.runtime.argument import Argument, Use, pack_words, view_type
 from peertile.runtime.checks import check_dtype, check_integer
 from peertile.runtime.dlpack import cuda_interface, dlpack_device, export_capsule
@@ -367,20 +368,31 @@ class Tensor:
         copy: bool | None = None,
     ) -> Any:
         """A capsule on this tensor's own memory, after everything enqueued on it has completed. The memory stays
-        alive as long as what is made of the capsule; what is launched later is the caller's to order."""
+        alive as long as what is made of the capsule; what is launched later is the caller's to order. A frozen share
+        goes out as read-only, to consumers of DLPack 1.0 alone."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(
                 f"dlpack: expected device {self.__dlpack_device__()}, got {dl_device}; copy it there first"
             )
         source = self.device.asarray(self.numpy(), self.dtype) if copy else self
         self.device.settle(source, writes=True)
+        join(source.storage)  # it may come back
         return export_capsule(
-            source.storage, source.address, source.shape, source.strides, source.dtype, self.__dlpack_device__()
+            source,  # not its storage alone: while the memory is out, a view is still borrowed and a share frozen
+            source.address,
+            source.shape,
+            source.strides,
+            source.dtype,
+            self.__dlpack_device__(),
+            max_version=max_version,
+            read_only=isinstance(source, FrozenTensor),
         )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return cuda_interface(self)
+        interface = cuda_interface(self)
+        join(self.storage)
+        return interface
 
 
 class TensorView(Tensor):

@@ -31,6 +31,8 @@ class SimBinary:
     places: tuple[Place, ...] = ()
     types: tuple[Type, ...] | None = None
     order_faults: tuple[OrderFault, ...] = ()
+    slots: tuple[int, ...] = ()
+    """Parameters whose slots are program indices: their launches have one grid on all ranks."""
     target: str = "sim"
     payload: bytes = b""
     scratch_bytes: int = 0
@@ -61,10 +63,10 @@ def compile_function(
 def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: tuple[OrderFault, ...] = ()) -> Compiled:
     """A kernel that has been through the passes, with what its launches need."""
     translation = translate(kernel)
-    binary = SimBinary(
-        kernel.name, translation, kernel.waits, translation.places, tuple(v.type for v in kernel.params), faults
-    )
     index = {parameter: k for k, parameter in enumerate(types)}
+    slots = tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ())))
+    parameters = tuple(v.type for v in kernel.params)
+    binary = SimBinary(kernel.name, translation, kernel.waits, translation.places, parameters, faults, slots)
     checks = tuple(
         LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
         for c in kernel.facts.get("launch_checks", ())
@@ -77,6 +79,6 @@ def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: t
         checks,
         dict(kernel.facts.get("bounds", {})),
         lambda: {"ir": source, "lowered": print_kernel(kernel), "python": translation.text},
-        tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
+        slots,
         tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
     )

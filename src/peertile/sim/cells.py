@@ -80,6 +80,16 @@ class Cell:
         if self.strong_writes or self.strong_reads:
             self.strong_writes, self.strong_reads, self.kind = {}, {}, None
 
+    def reborn(self) -> None:
+        """The elements belong to something new: never written, but what came before has to be over."""
+        before = [self.write] if self.write is not None and self.write.entry >= 0 else []
+        for record in (*before, *self.strong_writes.values(), *self.strong_reads.values()):
+            other = self.reads.get(record.entry)
+            if other is None or other.epoch < record.epoch:
+                self.reads[record.entry] = record
+        self.write = None
+        self.strong_writes, self.strong_reads, self.kind = {}, {}, None
+
     def twin(self, size: int) -> Cell:
         """A cell of the same history with other elements."""
         other = Cell(size, self.write)

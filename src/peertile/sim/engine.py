@@ -14,7 +14,7 @@ from peertile.sim.cells import Box, Conflict, Record, read_strong, read_weak, wr
 from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import FIRST_ADDRESS, Object
 from peertile.sim.program import disturb
-from peertile.sim.report import access_of
+from peertile.sim.report import access_of, outside_part
 from peertile.sim.sites import Site, Verb
 from peertile.sim.verdicts import Bounds, Lifetime
 from peertile.sim.words import Word
@@ -27,6 +27,10 @@ _WORD: Final[dict[int, tuple[DType, DType]]] = {32: (u32, i32), 64: (u64, i64)}
 def place(machine: Machine, agent: Agent, site: Site, address: int, nbytes: int) -> tuple[Object, int]:
     """Object and byte of a range that is about to be accessed: it must exist, and not have been freed."""
     target, offset = machine.memory.at(address)
+    end = offset + nbytes
+    if target.parts is not None and machine.judge and not target.part_around(offset, end) and end <= target.nbytes:
+        record = Record(agent.entry, agent.clock[agent.entry], site, agent, agent.steps)
+        raise Found(outside_part(target, record, offset, end))
     if target.freed_by is not None or offset + nbytes > target.nbytes:
         record = Record(agent.entry, agent.clock[agent.entry], site, agent, agent.steps)
         access = access_of(target, record, ())
@@ -94,7 +98,6 @@ def fill(machine: Machine, agent: Agent, name: str, dst: int, pattern: bytes, co
     nbytes = len(pattern) * count
     if nbytes == 0:
         return
-    data = np.frombuffer(pattern * count, np.uint8) if any(pattern) else None
     if dst < FIRST_ADDRESS:
         ctypes.memmove(dst, pattern * count, nbytes)
         return
@@ -103,7 +106,10 @@ def fill(machine: Machine, agent: Agent, name: str, dst: int, pattern: bytes, co
     site.name = target.name
     box = _box(target, to, nbytes)
     _check(machine, agent, site, target, box, True)
-    target.data[to : to + nbytes] = 0 if data is None else data
+    if any(pattern):
+        target.data[to : to + nbytes].reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
+    elif nbytes <= 1 << 24 or target.data[to : to + nbytes].any():  # zeros nobody has touched stay without backing
+        target.data[to : to + nbytes] = 0
     if target.words:
         disturb(agent, target, box.runs, site)
 

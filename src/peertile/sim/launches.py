@@ -18,6 +18,7 @@ from peertile.ir.types import Access, ObjectType, PointerType, Space, SymmetricT
 from peertile.meaning.grid import PerRank
 from peertile.memory_model import Cmp
 from peertile.sim.clocks import join
+from peertile.sim.conditions import Overlap
 from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import Object, Symmetric, View, scalar
 from peertile.sim.program import Program, ProgramFault, fault_verdict
@@ -26,6 +27,7 @@ from peertile.sim.sites import Site
 from peertile.sim.strands import UnsafeProgram
 from peertile.sim.streams import Operation, Stream
 from peertile.sim.translate import Translation
+from peertile.sim.verdicts import Waiter
 from peertile.sim.words import Word
 
 __all__ = ["Launch", "Setup", "full_grid"]
@@ -70,7 +72,26 @@ class Launch(Operation):
         self.stream = stream
         if self.left == 0:
             return True
+        machine, rank = self.machine, self.rank
+        overlap = machine.conditions.overlap
+        if (
+            machine.active.get(rank)
+            and overlap is not Overlap.ALWAYS
+            and (overlap is Overlap.NEVER or machine.chooser.value(2))
+        ):
+            machine.held.setdefault(rank, []).append(self)
+            return False
+        self._begin(stream)
+        return False
+
+    def waits(self, stream: Stream) -> Waiter | None:
+        if self in self.machine.held.get(self.rank, ()):
+            return Waiter(stream.where(), f"the device to be free for {self.name}: another kernel runs on it")
+        return None
+
+    def _begin(self, stream: Stream) -> None:
         machine = self.machine
+        machine.active[self.rank] = machine.active.get(self.rank, 0) + 1
         n0, n1, _ = self.grid
         cls = UnsafeProgram if self.translation.unsafe else Program
         self.before = stream.release(None)
@@ -92,7 +113,6 @@ class Launch(Operation):
             machine.waiting.setdefault(self.rank, []).extend(self.pending)
             self.pending = []
             _admit(machine, self.rank)
-        return False
 
     def words(self) -> View:
         """The words of this launch: zero when it starts."""
@@ -112,6 +132,12 @@ class Launch(Operation):
             self.machine.residents[self.rank] -= 1
             _admit(self.machine, self.rank)
         if self.left == 0:
+            machine = self.machine
+            machine.active[self.rank] -= 1
+            held = machine.held.get(self.rank)
+            if held and not machine.active[self.rank]:
+                following = held.pop(machine.chooser.value(len(held)) if len(held) > 1 else 0)
+                following._begin(following.stream)
             self.completed()
             self.finished(stream)
 

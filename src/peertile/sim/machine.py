@@ -17,6 +17,7 @@ from peertile.sim.agents import Agent
 from peertile.sim.cells import Conflict, Record
 from peertile.sim.choices import Chooser
 from peertile.sim.clocks import Clock
+from peertile.sim.conditions import Conditions
 from peertile.sim.memory import AddressSpace, Object, Partitions
 from peertile.sim.report import race_between, unwritten
 from peertile.sim.sites import Site
@@ -90,6 +91,7 @@ class Machine:
         max_steps: int = 1_000_000,
         judge: bool = True,
         stale: bool = True,
+        conditions: Conditions = Conditions(),
     ) -> None:
         self.chooser = chooser
         self.ranks = ranks
@@ -99,6 +101,15 @@ class Machine:
         self.max_steps = max_steps
         self.judge = judge
         self.stale = stale
+        self.conditions = conditions
+        self.active: dict[int, int] = {}
+        """Launches of each rank that have programs left."""
+        self.held: dict[int, list[Any]] = {}
+        """Launches of each rank that wait until no other runs."""
+        self.channels: dict[tuple[int, int], dict[int, list[Any]]] = {}
+        """Launches on each channel whose slots are program indices, by rank, in order."""
+        self.where: Callable[[], str] | None = None
+        """The place in the program of what its host does now."""
         self.ready: list[Task] = []
         self.tasks: list[Task] = []
         self.steps = 0
@@ -259,7 +270,10 @@ class Machine:
         if self.tasks:
             waiters = [w for w in (task.waits() for task in self.tasks) if w is not None]
             if waiters:
-                raise Found(Deadlock(waiters=tuple(waiters)))
+                why = ""
+                if any(self.held.values()):
+                    why = "no program may rely on two kernels of one device running at the same time"
+                raise Found(Deadlock(waiters=tuple(waiters), why=why))
 
     def unsettled(self) -> dict[tuple[int, int], list[tuple[int, Clock]]]:
         """What the same run has to know beforehand for its waits on adds to be judged rightly; empty if nothing."""

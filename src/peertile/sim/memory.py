@@ -6,7 +6,8 @@ space between objects catches what runs over. Objects without backing cost nothi
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import mmap
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +27,8 @@ FIRST_ADDRESS: Final = 1 << 56
 """Beyond every address that the host uses, so that copies tell the two apart."""
 REDZONE: Final = 4096
 _POISON: Final = 0xFB
+_POISONED: Final = 1 << 20
+"""Bytes of one allocation that are filled with poison: beyond, shadow memory alone knows."""
 UNSIGNED: Final[dict[DType, DType]] = {i8: u8, i16: u16, i32: u32, i64: u64}
 
 
@@ -58,7 +61,7 @@ class Object:
     """One allocation. `freed_by` says who gave it back."""
 
     __slots__ = (
-        "base", "data", "freed_by", "name", "nbytes", "rank", "shadow", "sizes", "typed_", "views", "watchers", "words",
+        "base", "data", "freed_by", "name", "nbytes", "parts", "rank", "shadow", "sizes", "typed_", "views", "words",
         "zeroed",
     )  # fmt: skip
 
@@ -75,7 +78,8 @@ class Object:
         self.sizes: set[int] = set()
         self.typed_: dict[DType, npt.NDArray[Any]] = {}
         self.views: dict[Any, View] = {}
-        self.watchers = False
+        self.parts: list[tuple[int, int]] | None = None
+        """[start, end) of what is lent out of it, in order; None: it was never divided."""
 
     def typed(self, dtype: DType) -> npt.NDArray[Any]:
         """All bytes as elements of `dtype`."""
@@ -114,6 +118,46 @@ class Object:
             if value != word.value:
                 word.reset(value)
         return word
+
+    def lend(self, start: int, nbytes: int) -> None:
+        """Bytes that are an object of their own from now on, never written. Whoever used them before must be done."""
+        if nbytes == 0:
+            return
+        if self.parts is None:
+            self.parts = []
+        insort(self.parts, (start, start + nbytes))
+        for cell in self.shadow.box((start, (), nbytes)).cells:
+            cell.reborn()
+        for key in [k for k in self.words if start <= k[0] < start + nbytes]:
+            del self.words[key]
+        if not self.zeroed:
+            self.data[start : start + min(nbytes, _POISONED)] = _POISON
+
+    def take_back(self, start: int, nbytes: int, by: str) -> None:
+        """The object there is over: views of it are stale from now on."""
+        end = start + nbytes
+        if self.parts is not None and (start, end) in self.parts:
+            self.parts.remove((start, end))
+        for key, view in list(self.views.items()):
+            low, high = view.ends()
+            if low < end and start < high:
+                view.retire(by)
+                del self.views[key]
+
+    def part_around(self, start: int, end: int) -> bool:
+        """Whether the bytes lie in one object, of those that were lent out if any were."""
+        parts = self.parts
+        if parts is None:
+            return 0 <= start and end <= self.nbytes
+        k = bisect_right(parts, (start, self.nbytes + 1)) - 1
+        return k >= 0 and end <= parts[k][1]
+
+    def nearest_part(self, start: int) -> tuple[int, int] | None:
+        """The object that lies at `start` or next before it."""
+        if not self.parts:
+            return None
+        k = bisect_right(self.parts, (start, self.nbytes + 1)) - 1
+        return self.parts[max(k, 0)]
 
     def reset(self) -> None:
         """Forget what happened; the bytes are the caller's business."""
@@ -205,6 +249,15 @@ class Symmetric:
         return self.views[self.rank].extents
 
 
+_SPARSE_FROM: Final = 1 << 24
+
+
+def _sparse(nbytes: int) -> Bytes:
+    """Bytes that cost nothing until they are touched, and that the system need not promise to have."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
+
+
 class AddressSpace:
     """Every object that the machine ever had, by address."""
 
@@ -223,8 +276,8 @@ class AddressSpace:
         self._next += -(-(nbytes + REDZONE) // 4096) * 4096
         if backing is None:
             # Fresh pages of the system are zero and take no memory before they are touched.
-            backing = np.zeros(max(nbytes, 1), np.uint8)
-            if not zeroed and nbytes <= 1 << 20:
+            backing = _sparse(nbytes) if nbytes > _SPARSE_FROM else np.zeros(max(nbytes, 1), np.uint8)
+            if not zeroed and nbytes <= _POISONED:
                 backing[:] = _POISON
         shadow = self._partitions.shadow(rank, ordinal, nbytes, zeroed)
         made = Object(base, nbytes, rank, name, shadow, backing, zeroed)

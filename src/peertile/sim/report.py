@@ -12,7 +12,7 @@ from peertile.sim.proxies import is_ordered
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Access, Bounds, NeverWritten, Race
 
-__all__ = ["access_of", "out_of_bounds", "race_between", "spell_elements", "unwritten"]
+__all__ = ["access_of", "out_of_bounds", "outside_part", "race_between", "spell_elements", "unwritten"]
 
 
 def spell_elements(runs: Sequence[Run], size: int) -> str:
@@ -79,6 +79,18 @@ def unwritten(target: Object, found: Conflict, record: Record) -> NeverWritten:
 
 
 def out_of_bounds(target: Object, record: Record, message: str) -> Bounds:
+    return Bounds(access=access_of(target, record, ()), message=message)
+
+
+def outside_part(target: Object, record: Record, start: int, end: int) -> Bounds:
+    """Bytes [start, end) of a heap that are not all of one object of it."""
+    part = target.nearest_part(start)
+    if part is None:
+        message = f"bytes {start} to {end} of {target.name}, of which nothing is in use"
+    else:
+        low, high = part
+        where = f"{start - high} bytes behind" if start >= high else f"and reaches {end - high} bytes behind"
+        message = f"bytes {start} to {end} of {target.name}, {where} the object at bytes {low} to {high}"
     return Bounds(access=access_of(target, record, ()), message=message)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from peertile.errors import LaunchError
 from peertile.ir.core import Kernel
+from peertile.sim.conditions import Conditions
 from peertile.sim.choices import Chooser, RandomChooser, ReplayChooser
 from peertile.sim.launches import Launch, Setup, full_grid
 from peertile.sim.machine import Found, Machine
@@ -50,6 +51,7 @@ class Case:
         stale: bool = True,
         after: Callable[[Machine], None] | None = None,
         cleanup: Callable[[Machine], None] | None = None,
+        conditions: Conditions = Conditions(),
     ) -> None:
         self.build = build
         self.ranks = ranks
@@ -58,6 +60,7 @@ class Case:
         self.stale = stale
         self.after = after
         self.cleanup = cleanup
+        self.conditions = conditions
         self.partitions = Partitions()
         self.traced = False
         """Whether runs keep a trace, for pictures: `Outcome.machine.trace`."""
@@ -91,6 +94,7 @@ class Case:
             partitions=self.partitions,
             max_steps=self.max_steps,
             stale=self.stale,
+            conditions=self.conditions,
         )
         machine.park = park
         machine.trace = Trace() if self.traced else None
@@ -127,6 +131,7 @@ def sequence_case(
     resident: int | None = None,
     stale: bool = True,
     max_steps: int = 200_000,
+    conditions: Conditions = Conditions(),
 ) -> Case:
     """The launches that `make` gives anew for each run, in order on their streams. One array is one object."""
     translations: dict[int, Translation] = {}
@@ -149,7 +154,9 @@ def sequence_case(
                 _check_launch(kernel, bound)
                 stream.enqueue(Launch(machine, rank, translation, full_grid(grid), bound))
 
-    return Case(build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps)
+    return Case(
+        build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps, conditions=conditions
+    )
 
 
 def _check_launch(kernel: Kernel, bound: Sequence[Any]) -> None:

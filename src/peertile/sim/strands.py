@@ -22,7 +22,7 @@ from peertile.sim.machine import Found
 from peertile.sim.memory import Object, scalar
 from peertile.sim.program import Program, disturb
 from peertile.sim.proxies import ALIASES, cross
-from peertile.sim.report import access_of
+from peertile.sim.report import access_of, outside_part
 from peertile.sim.sites import Site
 from peertile.sim.verdicts import Bounds
 from peertile.sim.words import Word
@@ -135,6 +135,10 @@ class UnsafeProgram(Program):
             target = self.machine.memory.objects[0]
             record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
             raise Found(Bounds(access=access_of(target, record, ()), message=f"address {address:#x} lies in no object"))
+        target, start = found
+        if target.parts is not None and not target.part_around(start, start + size):
+            record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+            raise Found(outside_part(target, record, start, start + size))
         return found
 
     def _box(self, site: Site, size: int, addresses: Any) -> tuple[Object, Box, Any]:

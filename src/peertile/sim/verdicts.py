@@ -15,13 +15,16 @@ from peertile.source import Loc
 __all__ = [
     "Access",
     "Bounds",
+    "CollectiveMismatch",
     "Deadlock",
     "HostError",
     "KernelFault",
+    "LaunchContract",
     "Lifetime",
     "NeverWritten",
     "Race",
     "Replay",
+    "StaleArgument",
     "Verdict",
     "VerdictKind",
     "Waiter",
@@ -39,6 +42,9 @@ class VerdictKind(Enum):
     LIFETIME = "lifetime"
     WORD = "word"
     KERNEL = "kernel"
+    COLLECTIVE = "collective"
+    LAUNCH = "launch"
+    GRAPH = "graph"
     HOST = "host"
 
 
@@ -339,6 +345,69 @@ class KernelFault(Verdict):
     @property
     def body(self) -> list[str]:
         return [self.agent, *([self.loc.user.excerpt()] if self.loc is not None else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveMismatch(Verdict):
+    """The ranks of a group did not make the same calls in the same order: another call, other sizes, or a rank that
+    never came. `calls` says for each rank what it did last, and where."""
+
+    message: str
+    calls: tuple[str, ...]
+    kind: VerdictKind = field(init=False, default=VerdictKind.COLLECTIVE)
+
+    @property
+    def headline(self) -> str:
+        return f"collective: {self.message}"
+
+    @property
+    def body(self) -> list[str]:
+        return [
+            *self.calls,
+            "repair: let every rank of the group make the same collective calls, in one order and with equal sizes, "
+            "dtypes and grids; what selects a path must be known to be equal on all ranks",
+        ]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.kind, *sorted(self.calls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContract(Verdict):
+    """A launch that breaks what launches have to keep: places, one stream for a channel, one grid on all ranks."""
+
+    message: str
+    launches: tuple[str, ...]
+    repair: str
+    kind: VerdictKind = field(init=False, default=VerdictKind.LAUNCH)
+
+    @property
+    def headline(self) -> str:
+        return f"launch: {self.message}"
+
+    @property
+    def body(self) -> list[str]:
+        return [*self.launches, f"repair: {self.repair}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleArgument(Verdict):
+    """A replay of a graph whose argument is no longer what was captured."""
+
+    graph: str
+    node: str
+    argument: str
+    message: str
+    kind: VerdictKind = field(init=False, default=VerdictKind.GRAPH)
+
+    @property
+    def headline(self) -> str:
+        return f"stale graph argument: {self.argument} of {self.node} in {self.graph}: {self.message}"
+
+    @property
+    def body(self) -> list[str]:
+        return ["repair: keep what a graph uses as long as the graph, or capture it anew; addresses are baked in"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,10 +318,12 @@ round:
 """
 )
 
-# Suspends with nothing to wait for until the word is set: a loop of the unsafe tier.
+# Suspends with nothing to wait for until the word is set: a loop of the unsafe tier. Its bound counts from the first
+# suspension, so the start is cleared once: frames are memory that other launches have used.
 _SUSPEND = (
     _args("Word", "Out")
     + """
+  store i64 0, ptr %poll.start
   br label %look
 look:
   %v = load atomic i64, ptr %Word acquire, align 8

@@ -198,7 +198,7 @@ def _at(op: Op) -> str:
     if op.loc is None:
         return ""
     user = op.loc.user
-    return f" at line {user.line}: {linecache.getline(user.file, user.line).strip()}"
+    return f": {linecache.getline(user.file, user.line).strip()}"
 
 
 def judge(

@@ -11,6 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.layout import LaunchContext, LaunchLayout
+from peertile.backends.cuda.target import CudaOptions
 from peertile.backends.cuda.triton_compile import written
 from peertile.dtypes import f32, f64
 from peertile.ir.core import Kernel
@@ -65,7 +67,9 @@ class Outcome:
 def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[Any], **options: Any) -> Outcome:
     """Runs every program, one after the other; arrays among `args` are written in place."""
     triton, tl, interpreter = _modules()
-    emitted = emit_kernel(kernel, "sm_90", **options)
+    # One launch at a time: there is nothing in front to follow.
+    plain = replace(options.pop("options", None) or CudaOptions(), overlap=False)
+    emitted = emit_kernel(kernel, "sm_90", plain, **options)
     outcome = Outcome(emitted)
     extents = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
     block = [w for v, a in zip(kernel.params, args, strict=True) for w in slots(v.type, a)]

@@ -40,6 +40,7 @@ def test_the_source_of_a_small_kernel():
         body_of(source, "vector_add")
         == """\
     _program = tl.program_id(0).to(tl.int64)
+    _follow()
     _room = _left(x_n0, _program * 256, 256)
     x_at = x + _program * 256 + tl.arange(0, 256)
     a = tl.load(x_at, mask=(tl.arange(0, 256) < _room), other=0.0)
@@ -50,7 +51,7 @@ def test_the_source_of_a_small_kernel():
     tl.store(z_at, c, mask=(tl.arange(0, 256) < _room_1))
 """
     )
-    assert source.count("@triton.jit") == 2  # _left and the kernel: only what is used
+    assert source.count("@triton.jit") == 3  # _left, _follow and the kernel: only what is used
     assert "libdevice" not in source
 
 

@@ -63,7 +63,7 @@ def test_arguments_that_bulk_copies_cannot_take_get_a_kernel_without_them(device
     empty, c = pt.zeros((8, 0), pt.bf16), pt.zeros((8, 64), pt.bf16)
     assert product(c.partition((64, 64)).persistent(), a, b).compiled().binary.layout.extents
     op = product(c.partition((64, 64)).persistent(), empty, pt.zeros((0, 64), pt.bf16))
-    spec, _, _, args = op._prepare()
+    spec, _, args = op._prepare()
     assert spec.binary.layout.extents == ()
     assert spec.binary.fits(args)
     assert op.bound.spec is spec

@@ -108,6 +108,7 @@ class Lowering:
         self.helpers: dict[str, str] = {}
         self.places: list[Place] = []
         self.values: dict[Value, Any] = {}
+        self._tiles: dict[Value, Node] = {}
         self.scratch = Scratch()
         self.group: Group | None = None
         self.block: Block = kernel.body
@@ -140,9 +141,14 @@ class Lowering:
 
     def live(self, after: int | None = None) -> Iterator[tuple[Value, Node]]:
         """Values that are virtual or in scratch and used at or after `after` (now, if None)."""
-        bound = self.now if after is None else after
-        for value, node in list(self.values.items()):
-            if isinstance(node, Node) and self.last_use.get(value, 0) >= bound:
+        # Lowering never goes back: what is dead now stays so, and is forgotten, or a long kernel would pay for all of
+        # it at each of its ops.
+        last, now = self.last_use, self.now
+        for value in [v for v in self._tiles if last.get(v, 0) < now]:
+            del self._tiles[value]
+        bound = now if after is None else after
+        for value, node in list(self._tiles.items()):
+            if last.get(value, 0) >= bound:
                 yield value, resolve(node)
 
     def new(self, node: Node) -> Node:
@@ -158,11 +164,13 @@ class Lowering:
 
     def define(self, value: Value, node: object) -> None:
         self.values[value] = node
+        if isinstance(node, Node):
+            self._tiles[value] = node
 
     def define_scalar(self, value: Value, register: str) -> None:
         t = value.type
         assert isinstance(t, TileType)
-        self.values[value] = ScalarNode(t.dtype, t.shape, register)
+        self.define(value, ScalarNode(t.dtype, t.shape, register))
 
     def scalar(self, value: Value) -> str:
         """The register of a scalar value; emits what is pending if that is what it waits for."""

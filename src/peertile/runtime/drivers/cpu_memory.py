@@ -240,7 +240,7 @@ class Segments:
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise _no_segment(nbytes, available) from error
+                raise _no_segment(nbytes, available, error.strerror) from error
             raise
         with self._lock:
             self._next += 1
@@ -324,7 +324,13 @@ def _open(segment: Segment) -> None:
         raise UsageError("segment: expected a live segment, got one that was freed")
 
 
-def _no_segment(nbytes: int, available: int) -> AllocationError:
+def _no_segment(nbytes: int, available: int, reason: str | None = None) -> AllocationError:
+    """`reason`: the system's, where it refused although there seemed to be enough."""
+    if reason:
+        return AllocationError(
+            f"segment: asked for {nbytes} bytes of shared memory, and the system refused: {reason}; use a smaller "
+            "heap, or raise what limits it (ulimit -f, the memory of the container)"
+        )
     return AllocationError(
         f"segment: asked for {nbytes} bytes of shared memory, {available} are free on this machine; use a smaller heap"
     )

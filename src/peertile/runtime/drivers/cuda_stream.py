@@ -235,8 +235,8 @@ class CudaStream(StreamHandle, Target):
 
     __slots__ = (
         "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane",
-        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run", "settled",
-        "spans", "submitted", "unclean", "word", "word_address",
+        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run",
+        "settled", "spans", "submitted", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False

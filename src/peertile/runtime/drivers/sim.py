@@ -48,6 +48,7 @@ from peertile.runtime.drivers.sim_stream import (
     WaitEvent,
     WaitValue,
     as_own,
+    captured_arguments,
 )
 from peertile.sim import engine
 from peertile.sim.binary import SimBinary
@@ -134,6 +135,7 @@ class SimDevice(DriverDevice):
             raise AllocationError(
                 f"{self._name}: asked for {nbytes} bytes, {self._in_use} are in use and {_MEMORY - self._in_use} free"
             )
+        self._settle()
         made = self.machine.memory.make(nbytes, self.ordinal, "memory")
         self._live[made.base] = made
         self._in_use += nbytes
@@ -144,8 +146,34 @@ class SimDevice(DriverDevice):
         made = self._live.pop(address, None)
         if made is None or self._closed:
             return
-        made.freed_by = f"the host of rank {self.ordinal}"
+        self._settle()
+        made.freed_by = self._by()
         self._in_use -= made.nbytes
+
+    def _by(self) -> str:
+        place = self.machine.where() if self.machine.where is not None else ""
+        return f"the host of rank {self.ordinal}{place and f' at {place}'}"
+
+    def _settle(self) -> None:
+        """Waits until the device is idle, where the conditions say that this call does."""
+        machine = self.machine
+        host = machine.host
+        if host is None or machine.stopping or not machine.conditions.syncing_allocations:
+            return
+        for stream in self._streams:
+            while stream.busy is not None or stream.queue:
+                operation = stream.queue[-1] if stream.queue else stream.busy
+                assert operation is not None
+                what = f"an allocation that waits for {operation.name} on {stream.where()}"
+                host.block(operation.waiters, lambda what=what: Waiter(host.where(), what))
+
+    def lend(self, address: int, nbytes: int) -> None:
+        target, offset = self.machine.memory.at(address)
+        target.lend(offset, nbytes)
+
+    def take_back(self, address: int, nbytes: int) -> None:
+        target, offset = self.machine.memory.at(address)
+        target.take_back(offset, nbytes, self._by())
 
     def memory_stats(self) -> MemoryStats:
         self._enter()
@@ -195,6 +223,7 @@ class SimDevice(DriverDevice):
         self._enter()
         if priority != 0:
             raise ArgumentError(f"priority: expected 0 (sim streams have no priorities), got {priority}")
+        self._settle()
         number = next(self._numbers)
         name = "the default stream" if number == 0 else f"stream {number}"
         stream = SimStream(self.machine, self.ordinal, number, name)
@@ -330,6 +359,11 @@ class SimDevice(DriverDevice):
 
     # --------------------------------------------------------------------------------------------- operations
 
+    def _told(self, name: str) -> str:
+        """An operation of a stream as reports name it: with the line of the program that enqueued it."""
+        place = self.machine.where() if self.machine.where is not None else ""
+        return f"{name} at {place}" if place else name
+
     def _action(
         self, stream: StreamHandle, name: str, function: Callable[[SimStream, Operation], FaultRecord | None]
     ) -> Ticket:
@@ -342,7 +376,8 @@ class SimDevice(DriverDevice):
         if nbytes < 0:
             raise ArgumentError(f"nbytes: expected an integer >= 0, got {nbytes}")
         machine = self.machine
-        return self._action(stream, name, lambda s, _: engine.copy(machine, s, name, dst, src, nbytes))
+        told = self._told(name)
+        return self._action(stream, name, lambda s, _: engine.copy(machine, s, told, dst, src, nbytes))
 
     def fill(
         self,
@@ -359,7 +394,8 @@ class SimDevice(DriverDevice):
         check_fill(width, count)
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         machine = self.machine
-        return self._action(stream, name, lambda s, _: engine.fill(machine, s, name, dst, one, count))
+        told = self._told(name)
+        return self._action(stream, name, lambda s, _: engine.fill(machine, s, told, dst, one, count))
 
     def write_value(
         self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
@@ -367,7 +403,8 @@ class SimDevice(DriverDevice):
         self._enter()
         _check_word(address, width)
         machine = self.machine
-        return self._action(stream, name, lambda s, _: engine.write_value(machine, s, name, address, value, width))
+        told = self._told(name)
+        return self._action(stream, name, lambda s, _: engine.write_value(machine, s, told, address, value, width))
 
     def wait_value(
         self,
@@ -452,9 +489,18 @@ class SimDevice(DriverDevice):
         own = as_own(module, SimModule, "module")
         self._check_grid(own, grid, options)
         machine, rank = self.machine, self.ordinal
-        return as_own(stream, SimStream, "stream").put(
-            Make(options.name, lambda: SimLaunch(machine, rank, own, grid, args, options))
-        )
+        place = machine.where() if machine.where is not None else ""
+        queue = as_own(stream, SimStream, "stream")
+        make = Make(options.name, lambda: SimLaunch(machine, rank, own, grid, args, options, place))
+        if queue.capture is not None:
+            make.arguments = captured_arguments(machine, own, args)
+        ticket = queue.put(make)
+        if machine.conditions.blocking_launches and machine.host is not None and ticket.sequence > 0:
+            host, operation = machine.host, queue.operations[ticket.sequence]
+            if queue.result(ticket.sequence).status is Status.PENDING and not machine.stopping:
+                what = f"its launch of {options.name} on {queue.where()}, which returns when the kernel has ended"
+                host.block(operation.waiters, lambda: Waiter(host.where(), what))
+        return ticket
 
     def launch_sync(
         self, stream: StreamHandle, module: ModuleHandle, grid: Grid, args: bytes, options: LaunchOptions

@@ -31,12 +31,12 @@ from peertile.runtime.driver import (
 from peertile.sim import engine
 from peertile.sim.binary import SimBinary
 from peertile.sim.launches import Launch
-from peertile.sim.machine import Machine
+from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import FIRST_ADDRESS, Symmetric, View, scalar
 from peertile.sim.program import Program, ProgramFault
 from peertile.sim.sites import Site, Verb
 from peertile.sim.streams import Operation, Stream
-from peertile.sim.verdicts import Waiter
+from peertile.sim.verdicts import LaunchContract, StaleArgument, Waiter
 from peertile.sim.words import Word
 
 __all__ = ["SimEvent", "SimGraph", "SimGraphExec", "SimModule", "SimStream", "as_own"]
@@ -82,11 +82,13 @@ class SimEvent(EventHandle):
 class Make:
     """How an operation is made, so that a graph can make it again and again."""
 
-    __slots__ = ("make", "name")
+    __slots__ = ("arguments", "make", "name")
 
     def __init__(self, name: str, make: Callable[[], Operation]) -> None:
         self.name = name
         self.make = make
+        self.arguments: Sequence[tuple[str, View]] = ()
+        """What a captured launch uses, by name, as it was at the capture."""
 
 
 class SimGraph(GraphHandle):
@@ -125,6 +127,10 @@ class SimStream(StreamHandle, Stream):
             return Ticket(self, -1, make.name)
         if self.closed:
             raise UsageError("stream: expected a live stream, got one that was destroyed")
+        limit, host = self.machine.conditions.queue, self.machine.host
+        while limit is not None and host is not None and len(self.queue) >= limit and not self.machine.stopping:
+            what = f"room in the queue of {self.where()}, which holds {limit} operations, for {make.name}"
+            host.block(self.queue[0].waiters, lambda: Waiter(host.where(), what))
         operation = make.make()
         self.submitted += 1
         operation.sequence = self.submitted
@@ -326,15 +332,17 @@ class WaitEvent(Operation):
 class SimLaunch(Launch):
     """A launch of the driver: arguments from the block, faults as records, output to the sink."""
 
-    __slots__ = ("block", "module", "options", "owner", "parked_programs")
+    __slots__ = ("block", "module", "options", "owner", "parked_programs", "place")
 
     def __init__(
-        self, machine: Machine, rank: int, module: SimModule, grid: Grid, block: bytes, options: LaunchOptions
-    ) -> None:
+        self, machine: Machine, rank: int, module: SimModule, grid: Grid, block: bytes, options: LaunchOptions,
+        place: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(machine, rank, module.binary.translation, grid, (), options.name)
         self.module = module
         self.block = block
         self.options = options
+        self.place = place
         self.owner: SimGraphLaunch | None = None
         self.parked_programs: list[Program] = []
 
@@ -346,10 +354,40 @@ class SimLaunch(Launch):
             self.args = struct.unpack(f"<{len(self.block) // 8}q", self.block[: len(self.block) // 8 * 8])
         else:
             self.args = unpack_arguments(self.machine, names, binary.types, self.block)
+        if binary.slots and self.machine.judge:
+            self._compare_grids(names)
         if super().start(stream):
             self.completed()
             return True
         return False
+
+    def _compare_grids(self, names: Sequence[str]) -> None:
+        """Programs meet their counterparts of other ranks by index: the grids on one channel are equal."""
+        for k in self.module.binary.slots:
+            words = next((v for v in self.args[k].values() if isinstance(v, Symmetric)), None)
+            if words is None:
+                continue
+            first = words.views[0]
+            ledger = self.machine.channels.setdefault((first.object.base, first.offset), {})
+            mine = ledger.setdefault(self.rank, [])
+            mine.append(self)
+            for rank, others in ledger.items():
+                other = others[len(mine) - 1] if len(others) >= len(mine) else self
+                if other.grid == self.grid:
+                    continue
+                pair = sorted((self, other), key=lambda launch: launch.rank)
+                texts = tuple(
+                    f"rank {x.rank}: {x.name}, grid {spell_grid(x.grid)}{x.place and f', at {x.place}'}" for x in pair
+                )
+                raise Found(
+                    LaunchContract(
+                        message=f"launch {len(mine)} on `{names[k]}` has grid {spell_grid(pair[0].grid)} on rank "
+                        f"{pair[0].rank} and {spell_grid(pair[1].grid)} on rank {pair[1].rank}",
+                        launches=texts,
+                        repair="launch with one grid on all ranks, as a program meets the program of its own index on "
+                        "the others; or name the slots of the channel",
+                    )
+                )
 
     def finished(self, stream: Stream) -> None:
         if self.owner is not None:
@@ -441,7 +479,10 @@ class SimGraphLaunch(Operation):
     def start(self, stream: Stream) -> bool:
         while self.at < len(self.nodes):
             if self.node is None:
-                self.node = self.nodes[self.at].make()
+                make = self.nodes[self.at]
+                if make.arguments and stream.machine.judge:
+                    self._check_arguments(make)
+                self.node = make.make()
                 self.node.sequence = self.sequence
                 if isinstance(self.node, SimLaunch):
                     self.node.owner = self
@@ -450,6 +491,20 @@ class SimGraphLaunch(Operation):
             if self._next():
                 return True
         return True
+
+    def _check_arguments(self, make: Make) -> None:
+        """What was captured must still be what it was."""
+        for name, view in make.arguments:
+            by = view.stale or view.object.freed_by
+            if by is not None:
+                raise Found(
+                    StaleArgument(
+                        graph=self.name,
+                        node=f"{make.name} (node {self.at})",
+                        argument=name,
+                        message=f"its memory was given back by {by} after the capture",
+                    )
+                )
 
     def _next(self) -> bool:
         """Go on with the next node; True if this one failed."""
@@ -487,6 +542,36 @@ def unpack_arguments(machine: Machine, names: Sequence[str], types: Sequence[Typ
         found.append(_argument(machine, name, t, words[at : at + n], block[8 * at : 8 * (at + n)]))
         at += n
     return found
+
+
+def captured_arguments(machine: Machine, module: SimModule, block: bytes) -> Sequence[tuple[str, View]]:
+    """The views that a launch gets, by name."""
+    binary = module.binary
+    if binary.types is None or binary.translation.kernel is None:
+        return ()
+    found: list[tuple[str, View]] = []
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, View):
+            found.append((name, value))
+        elif isinstance(value, Symmetric):
+            found.extend((name, view) for view in value.views)
+        elif isinstance(value, dict):
+            for field, inner in value.items():
+                add(f"{name}.{field}", inner)
+
+    names = binary.translation.kernel.param_names
+    for name, value in zip(names, unpack_arguments(machine, names, binary.types, block), strict=True):
+        add(name, value)
+    return found
+
+
+def spell_grid(grid: Grid) -> str:
+    """A grid for people: 4, or 4 x 2."""
+    kept = list(grid)
+    while len(kept) > 1 and kept[-1] == 1:
+        kept.pop()
+    return " x ".join(map(str, kept))
 
 
 def _argument(machine: Machine, name: str, t: Type, words: Sequence[int], raw: bytes) -> Any:
