@@ -211,8 +211,24 @@ _SCALAR_FORMAT = {
 }  # fmt: skip
 
 
+_INTS: dict[str, tuple[Type, struct.Struct, int, int]] = {}
+"""For each integer dtype that was passed as a scalar: its type, how it is packed, and its range."""
+
+
 def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
     """A scalar argument; without a declared dtype, int is i64, float f32, and numpy scalars their own."""
+    if type(value) is int and dtype is not None and dtype.is_int:  # by far the most
+        known = _INTS.get(dtype.name)
+        if known is None:
+            packer = struct.Struct(_SCALAR_FORMAT[dtype.name])
+            known = _INTS[dtype.name] = (canonical(TileType(dtype)), packer, dtype.min, dtype.max)
+        kind, packer, least, most = known
+        if least <= value <= most:
+            return Argument(kind, packer.pack(value), (), None)
+    return _any_scalar(name, value, dtype)
+
+
+def _any_scalar(name: str, value: Any, dtype: DType | None) -> Argument:
     if dtype is None:
         if isinstance(value, bool):
             dtype = from_numpy(np.bool_)

@@ -13,6 +13,7 @@ SAYS = {
     "allreduce": "bf16 sums over {n} ranks are right, to the bit on every rank",
     "two_shot": "f32 sums over {n} ranks are right, to the bit",
     "handshake": "handshake: 256 rounds between {n} ranks are right in both launch orders",
+    "multicast_handshake": "multicast handshake: 256 rounds between {n} ranks are right in both launch orders (software)",
     "digits_data_parallel": "weights equal on all ranks",
     "pipelines": "pipelines: 6 inputs agree, chained, awaited, shared and replayed",
     "graph_loop": "graph_loop: 20 replays of 4 nodes are right",

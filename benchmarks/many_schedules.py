@@ -1,0 +1,163 @@
+"""No false report: every collective, mailbox, example and repaired case on many schedules, on 2 to 4 ranks.
+
+    python benchmarks/many_schedules.py --state soak.jsonl --budget-s 60     # again, until it says that all is done
+    python benchmarks/many_schedules.py --state soak.jsonl --record benchmarks/records/DATE-schedules-MACHINE.json
+
+Each program is run in pieces of 100 schedules with seeds of their own, so a run can be cut anywhere. A report ends a
+program, and is kept with its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cases")]
+
+from tests.checker.test_library import NAMES, collective  # noqa: E402 - found only now
+from tests.sim.kernels import all_reduce_kernel, box_type, floats  # noqa: E402
+
+from peertile.checker.check import declared  # noqa: E402
+from peertile.checker.program import ProgramCase  # noqa: E402
+from peertile.cli.bench import record  # noqa: E402
+from peertile.meaning import new_mailbox  # noqa: E402
+from peertile.sim.explore import explore  # noqa: E402
+from peertile.sim.runs import Case, kernel_case  # noqa: E402
+from peertile.testing.measure import Figure  # noqa: E402
+
+PIECE, WANTED = 100, 1000
+RANKS = (2, 3, 4)
+
+
+def _mailbox(ranks: int, depth: int, acknowledged: bool) -> Case:
+    kernel, box = all_reduce_kernel(16, depth, acknowledged), box_type(16, depth, acknowledged)
+    return kernel_case(
+        kernel, 2, lambda: [floats(ranks, 96), floats(ranks, 96), new_mailbox(box, ranks, 2)], ranks=ranks, launches=2
+    )
+
+
+def programs() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Name and maker of each program."""
+    for name in NAMES:
+        n = 4 if "flagged" in name else 100
+        for ranks in RANKS:
+            yield f"collective {name}, {ranks} ranks", lambda name=name, n=n, ranks=ranks: ProgramCase(
+                collective(name, n), ranks
+            )
+    for depth, acknowledged in ((2, False), (4, False), (1, True), (2, True)):
+        for ranks in RANKS:
+            how = "acknowledged" if acknowledged else "not acknowledged"
+            yield f"mailbox of depth {depth}, {how}, {ranks} ranks", lambda d=depth, a=acknowledged, r=ranks: _mailbox(
+                r, d, a
+            )
+    for path in sorted((ROOT / "tests" / "cases").glob("test_sim_*.py")):
+        for key, value in vars(importlib.import_module(path.stem)).items():
+            form = getattr(value, "form", None)
+            if form is not None and form.kind is None:
+                yield f"case {key}, {form.ranks} ranks", lambda form=form: ProgramCase(
+                    form.main, form.ranks, **form.options
+                )
+    for path in sorted((ROOT / "examples" / "racy").glob("*_fixed.py")):
+        yield f"racy/{path.name}", lambda path=path: _file(path, None)
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        for ranks in RANKS:
+            yield f"{path.name}, {ranks} ranks", lambda path=path, ranks=ranks: _file(path, ranks)
+
+
+def _file(path: Path, ranks: int | None) -> Case:
+    small = declared(path)
+    count = small.pop("ranks", None)
+    return ProgramCase(path, ranks or count or 2, arguments=small if "CHECK" in path.read_text() else None)
+
+
+def lines(state: Path) -> list[dict]:
+    return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
+
+
+def run(state: Path, budget_s: float, only: str) -> bool:
+    """Pieces until the time is over; whether nothing is left."""
+    done: dict[str, int] = {}
+    over: set[str] = set()
+    for line in lines(state):
+        done[line["program"]] = done.get(line["program"], 0) + line["schedules"]
+        if line["report"]:
+            over.add(line["program"])
+    end = time.monotonic() + budget_s
+    with state.open("a") as out:
+        for name, make in programs():
+            if only not in name or name in over:
+                continue
+            case = None
+            while done.get(name, 0) < WANTED:
+                if time.monotonic() > end:
+                    return False
+                start = time.process_time()
+                case = make() if case is None else case
+                report: Any = None
+                first = done.get(name, 0)
+                try:
+                    found = explore(case, PIECE, seed=1_000_000 + first, shrinks=0)
+                    count, unconfirmed = found.schedules, found.unconfirmed
+                    if found.verdicts:
+                        report = str(found.verdicts[0])
+                except Exception as error:
+                    count, unconfirmed, report = 0, 0, f"{type(error).__name__}: {error}"
+                line = {
+                    "program": name, "schedules": count, "unconfirmed": unconfirmed, "report": report,
+                    "cpu_s": round(time.process_time() - start, 3),
+                }  # fmt: skip
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+                done[name] = first + count
+                if report:
+                    break
+    return True
+
+
+def summary(found: list[dict]) -> dict[str, dict]:
+    """For each program: schedules, predicted races that were left out, a report if there was one, CPU seconds."""
+    result: dict[str, dict] = {}
+    for line in found:
+        entry = result.setdefault(line["program"], {"schedules": 0, "unconfirmed": 0, "report": None, "cpu_s": 0.0})
+        for key in ("schedules", "unconfirmed"):
+            entry[key] += line[key]
+        entry["cpu_s"] = round(entry["cpu_s"] + line["cpu_s"], 2)
+        entry["report"] = entry["report"] or line["report"]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=600.0)
+    parser.add_argument("--only", default="", help="programs with this in their name")
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    if options.record is None:
+        complete = run(options.state, options.budget_s, options.only)
+        found = summary(lines(options.state))
+        reported = {name: entry["report"] for name, entry in found.items() if entry["report"]}
+        print(json.dumps({"programs": len(found), "schedules": sum(e["schedules"] for e in found.values()), **reported}, indent=2))
+        return 0 if complete else 3
+    found = summary(lines(options.state))
+    figures = [
+        Figure("schedules.programs", len(found), "count", 1),
+        Figure("schedules.programs_with_1000", sum(e["schedules"] >= WANTED for e in found.values()), "count", 1),
+        Figure("schedules.run", sum(e["schedules"] for e in found.values()), "count", 1),
+        Figure("schedules.reports", sum(e["report"] is not None for e in found.values()), "count", 1),
+        Figure("schedules.predicted_and_left_out", sum(e["unconfirmed"] for e in found.values()), "count", 1),
+    ]
+    data = record(figures, "python benchmarks/many_schedules.py --state soak.jsonl")
+    options.record.write_text(json.dumps({**data, "programs": found}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
