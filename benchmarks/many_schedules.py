@@ -48,21 +48,24 @@ def programs() -> Iterator[tuple[str, Callable[[], Case]]]:
     for name in NAMES:
         n = 4 if "flagged" in name else 100
         for ranks in RANKS:
-            yield f"collective {name}, {ranks} ranks", lambda name=name, n=n, ranks=ranks: ProgramCase(
-                collective(name, n), ranks
+            yield (
+                f"collective {name}, {ranks} ranks",
+                lambda name=name, n=n, ranks=ranks: ProgramCase(collective(name, n), ranks),
             )
     for depth, acknowledged in ((2, False), (4, False), (1, True), (2, True)):
         for ranks in RANKS:
             how = "acknowledged" if acknowledged else "not acknowledged"
-            yield f"mailbox of depth {depth}, {how}, {ranks} ranks", lambda d=depth, a=acknowledged, r=ranks: _mailbox(
-                r, d, a
+            yield (
+                f"mailbox of depth {depth}, {how}, {ranks} ranks",
+                lambda d=depth, a=acknowledged, r=ranks: _mailbox(r, d, a),
             )
     for path in sorted((ROOT / "tests" / "cases").glob("test_sim_*.py")):
         for key, value in vars(importlib.import_module(path.stem)).items():
             form = getattr(value, "form", None)
             if form is not None and form.kind is None:
-                yield f"case {key}, {form.ranks} ranks", lambda form=form: ProgramCase(
-                    form.main, form.ranks, **form.options
+                yield (
+                    f"case {key}, {form.ranks} ranks",
+                    lambda form=form: ProgramCase(form.main, form.ranks, **form.options),
                 )
     for path in sorted((ROOT / "examples" / "racy").glob("*_fixed.py")):
         yield f"racy/{path.name}", lambda path=path: _file(path, None)
@@ -144,7 +147,11 @@ def main() -> int:
         complete = run(options.state, options.budget_s, options.only)
         found = summary(lines(options.state))
         reported = {name: entry["report"] for name, entry in found.items() if entry["report"]}
-        print(json.dumps({"programs": len(found), "schedules": sum(e["schedules"] for e in found.values()), **reported}, indent=2))
+        print(
+            json.dumps(
+                {"programs": len(found), "schedules": sum(e["schedules"] for e in found.values()), **reported}, indent=2
+            )
+        )
         return 0 if complete else 3
     found = summary(lines(options.state))
     figures = [

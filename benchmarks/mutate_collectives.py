@@ -93,8 +93,8 @@ def main() -> int:
     figures, named = summary(list(lines(options.state).values()))
     data = record(figures, "python benchmarks/mutate_collectives.py --state run.jsonl")
     data["notes"] = (
-        f"Each mutant: {SCHEDULES} random schedules of each configuration in tests/checker/configurations.py, beside all "
-        f"interleavings of its programs, at most {options.limit} of each configuration."
+        f"Each mutant: {SCHEDULES} random schedules of each configuration in tests/checker/configurations.py, beside "
+        f"all interleavings of its programs, at most {options.limit} of each configuration."
     )
     options.record.write_text(json.dumps({**data, **named}, indent=2) + "\n")
     return 0

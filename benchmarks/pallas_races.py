@@ -9,6 +9,9 @@ pushes the result to everybody, waits for all, and says that it has read. A tile
 out one wait each. Neither part knows of the other; both print what they found, and the time for each access of a tile.
 """
 
+# ruff: noqa: ANN001, ANN202
+# The bodies of Pallas kernels: their arguments have no types that could be named without importing jax at the top.
+
 from __future__ import annotations
 
 import json
@@ -42,10 +45,10 @@ def run_jax() -> dict:
     import jax
     import jax.numpy as jnp
     from jax import lax
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
     from jax.sharding import Mesh, PartitionSpec
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     def kernel(rounds: int, variant: str):
         def body(x, out, inbox, acc, send, part, result, read, start):
@@ -197,7 +200,9 @@ def make_record(jax_file: str, peertile_file: str) -> dict:
         )
     data = record(figures, "python benchmarks/pallas_races.py, both parts")
     data["versions"]["jax"] = theirs["jax"]
-    data["found"] = {variant: {"peertile": ours["found"][variant], "jax": theirs["found"][variant]} for variant in VARIANTS}
+    data["found"] = {
+        variant: {"peertile": ours["found"][variant], "jax": theirs["found"][variant]} for variant in VARIANTS
+    }
     return data
 
 

@@ -53,9 +53,13 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         bm, bn, bk = self.tile
-        flags = ("_flat" if self.flatten else "") + ("" if self.descriptors else "_ptr") + ("_tf32" if self.tf32 else "")
+        flags = (
+            ("_flat" if self.flatten else "") + ("" if self.descriptors else "_ptr") + ("_tf32" if self.tf32 else "")
+        )
         flags += f"_g{self.swizzle}" if self.swizzle != 8 else ""
-        return f"{self.dtype}_{self.m}x{self.n}x{self.k}_{bm}x{bn}x{bk}_s{self.stages}_w{self.warps}_k{self.split}{flags}"
+        return (
+            f"{self.dtype}_{self.m}x{self.n}x{self.k}_{bm}x{bn}x{bk}_s{self.stages}_w{self.warps}_k{self.split}{flags}"
+        )
 
 
 def candidates() -> list[Candidate]:

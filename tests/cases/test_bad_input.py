@@ -164,12 +164,10 @@ def test_the_other_rank_is_let_go_and_nothing_is_left(name):
     assert done.returncode == 1, done.stderr
     message = UNEQUAL if name == "unequal_allocation" else EXPECTED[name][1]
     message = message.replace("rank 0, program", "rank 1, program").replace("got 7, limit 1", "got 7, limit 2")
-    if name == "out_of_bounds_met":
-        message = message.replace("(program", "(rank 1, program")
     for line in message.splitlines():
         pattern = re.escape(line)
         if name == "heap_too_small":  # two ranks need more words
-            pattern = re.sub(r"1024(?= of)|1047552", r"\\d+", pattern)
+            pattern = re.sub(r"1024|1047552", lambda _: r"\d+", pattern)
         assert re.search(pattern, done.stderr), done.stderr
     if name not in bad_inputs.COLLECTIVE:
         assert done.stdout == "rank 0 was released\n"

@@ -16,6 +16,6 @@ def test_both_calls_are_named() -> None:
                 heap.empty((1,), pt.f32)
 
     (verdict,) = check(main, 2, schedules=1).verdicts
-    assert verdict.kind is VerdictKind.HOST
+    assert verdict.kind is VerdictKind.COLLECTIVE
     assert "barrier(mine)" in verdict.headline
     assert "SymmetricHeap allocation" in verdict.headline

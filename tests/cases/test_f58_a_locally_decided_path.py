@@ -16,7 +16,7 @@ def program(agreed: bool):
 
 def test_the_ranks_and_their_choices_are_named() -> None:
     (verdict,) = check(program(agreed=False), 4, schedules=1).verdicts
-    assert verdict.kind is VerdictKind.HOST
+    assert verdict.kind is VerdictKind.COLLECTIVE
     assert "ranks disagree about the algorithm: ranks 0, 1, 2: 'fast'; rank 3: 'slow'" in verdict.headline
 
 

@@ -20,6 +20,6 @@ def test_counts_are_named_by_rank(make, texts) -> None:
             make(heap, group.rank)
 
     (verdict,) = check(main, 2, schedules=1).verdicts
-    assert verdict.kind is VerdictKind.HOST
+    assert verdict.kind is VerdictKind.COLLECTIVE
     for text in texts:
         assert text in verdict.headline

@@ -43,7 +43,7 @@ def lock_each(ready: T.Signal):
     ready.notify(to=ready.rank)
 
 
-@faulty(VerdictKind.HOST, "LaunchError", "the grid has 12 programs", "has 6 slots", ranks=1)
+@faulty(VerdictKind.LAUNCH, "LaunchError", "the grid has 12 programs", "has 6 slots", ranks=1)
 def test_f67_more_programs_than_slots_of_a_signal(group):
     with pt.SymmetricHeap(group, 1 << 14) as heap:
         lock_each.grid(12)(heap.signal(slots=6)).sync()

@@ -169,12 +169,12 @@ def while_it_runs(group, conflict):
     assert y.numpy().tolist() == [8] * 4
 
 
-@faulty(VerdictKind.HOST, "LeaseError", "would write a tensor f32[4], but the graph (replay 1) on replays", ranks=1)
+@faulty(VerdictKind.LAUNCH, "LeaseError", "would write a tensor f32[4], but the graph (replay 1) on replays", ranks=1)
 def test_f85_what_a_replay_reads_is_written(group):
     while_it_runs(group, lambda x, y: pt.op.fill(x, 7))
 
 
-@faulty(VerdictKind.HOST, "LeaseError", "would read a tensor f32[4], but the graph (replay 1) on replays", ranks=1)
+@faulty(VerdictKind.LAUNCH, "LeaseError", "would read a tensor f32[4], but the graph (replay 1) on replays", ranks=1)
 def test_f85_what_a_replay_writes_is_read(group):
     while_it_runs(group, lambda x, y: pt.op.copy(y))
 

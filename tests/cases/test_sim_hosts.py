@@ -55,7 +55,7 @@ def meet(ready: T.Signal):
     ready.wait()
 
 
-@faulty(VerdictKind.HOST, "LeaseError", "meet on b", "meet on a", "still uses it as a channel")
+@faulty(VerdictKind.LAUNCH, "LeaseError", "meet on b", "meet on a", "still uses it as a channel")
 def test_f48_one_channel_on_two_streams_at_once(group):
     a, b = pt.current_device().stream("a"), pt.current_device().stream("b")
     with pt.SymmetricHeap(group, 1 << 14) as heap:
@@ -159,7 +159,7 @@ def test_f65_fewer_elements_than_ranks(group):
             assert out.tolist() == [10.0] * n
 
 
-@faulty(VerdictKind.HOST, "SymmetryError", "rank 0", "rank 1")
+@faulty(VerdictKind.COLLECTIVE, "SymmetryError", "rank 0", "rank 1")
 def test_f81_ranks_that_register_different_numbers_of_buffers(group):
     with pt.SymmetricHeap(group, 1 << 14) as heap:
         heap.zeros((16,), pt.f32)

@@ -145,8 +145,9 @@ def _all_reduces():
         for algorithm, sizes in (
             (Algorithm.ONE_SHOT, (40, 300)), (Algorithm.FLAGGED, (2,)),
             (Algorithm.TWO_SHOT, (40, 200, 400, 800, 1300)), (Algorithm.RING, (40, 300)),
-            (Algorithm.PIPELINED, (40, 200, 400, 800)), (Algorithm.PUSHED, (40, 200)),
+            (Algorithm.PUSHED, (40, 200)),
         ):  # fmt: skip
+
             def make(n, algorithm=algorithm, in_place=in_place):
                 return summed(n, algorithm, in_place)
 
@@ -155,7 +156,9 @@ def _all_reduces():
             if algorithm is Algorithm.RING:
                 yield from several(f"all_reduce {algorithm.value}{where}", make, (40, 300), ranks=3)
             if algorithm is Algorithm.ONE_SHOT:
-                yield from several(f"all_reduce {algorithm.value}{where}, 2 programs", make, (300,), turns=3, programs=2)
+                yield from several(
+                    f"all_reduce {algorithm.value}{where}, 2 programs", make, (300,), turns=3, programs=2
+                )
 
 
 COLLECTIVES = (

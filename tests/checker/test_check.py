@@ -194,7 +194,7 @@ def test_different_collectives_are_named_on_both_sides() -> None:
         else:
             group.exchange(b"", "two")
 
-    verdict = assert_reports(VerdictKind.HOST, main, 2, schedules=1)
+    verdict = assert_reports(VerdictKind.COLLECTIVE, main, 2, schedules=1)
     assert "barrier(one)" in str(verdict)
     assert "exchange(two)" in str(verdict)
 
@@ -267,7 +267,8 @@ def test_memory_in_use_after_free_is_reported() -> None:
         add_one(z.partition(16), x).sync()
 
     verdict = assert_reports(VerdictKind.LIFETIME, main, 1, schedules=1)
-    assert verdict.headline == "use after free: x of rank 0 was freed by the host of rank 0"
+    line = main.__code__.co_firstlineno + 3
+    assert verdict.headline == f"use after free: x of rank 0 was freed by the host of rank 0 at {__file__}:{line}"
 
 
 def test_what_was_covered_is_part_of_every_report() -> None:

@@ -1,19 +1,15 @@
-"""The collectives of the library on the simulated machine: no false report, right values, and mutants are noticed."""
+"""The collectives of the library on the simulated machine: no false report, and right values."""
 
 import numpy as np
 import pytest
 
 import peertile as pt
 from peertile.checker.check import check
-from peertile.checker.program import ProgramCase
-from peertile.ir.core import Kernel, Op
 from peertile.library.collectives import Collectives
 from peertile.library.selection import Algorithm
-from peertile.sim.explore import explore
-from peertile.testing.fences import Change, changed, ordering_ops
 
 NAMES = [
-    *(f"all_reduce {a.value}" for a in Algorithm),
+    *(f"all_reduce {a.value}" for a in Algorithm if a is not Algorithm.PUSHED),  # which is for GPUs
     "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "barrier", "all_gather_v",
 ]  # fmt: skip
 
@@ -84,50 +80,3 @@ def test_collectives_are_clean_on_three_ranks(name: str) -> None:
 def test_collectives_are_clean_on_many_schedules(name: str, ranks: int) -> None:
     report = check(collective(name, size_of(name), turns=4), ranks, schedules=1000)
     assert report.clean, str(report)
-
-
-def survivors(name: str, ranks: int = 2, schedules: int = 10) -> tuple[int, list[str], list[str]]:
-    """How many mutants the kernels of a collective have, those that nothing is reported of, and operations that the
-    program does not come to at this size."""
-    n = size_of(name)
-    found: dict[str, list[Op]] = {}
-
-    def look(kernel: Kernel) -> Kernel:
-        found[kernel.name] = ordering_ops(kernel)
-        return kernel
-
-    base = ProgramCase(collective(name, n, turns=5), ranks, change=look)
-    base.traced = True
-    outcome = base.run()
-    assert outcome.verdict is None
-    assert outcome.machine.trace is not None
-    reached = {event.loc for event in outcome.machine.trace.events}
-    total, missed, idle = 0, [], []
-    for kernel_name, operations in found.items():
-        for index, op in enumerate(operations):
-            if op.loc not in reached:
-                idle.append(f"{kernel_name}: {op.NAME} {index}")
-                continue
-            for change in Change:
-                if change is Change.DELETE and op.results:
-                    continue  # its value may be used
-
-                def mutate(kernel: Kernel) -> Kernel:
-                    if kernel.name != kernel_name:  # noqa: B023 (used within this trip alone)
-                        return kernel
-                    return changed(kernel, [(index, change)])  # noqa: B023
-
-                total += 1
-                case = ProgramCase(collective(name, n, turns=5), ranks, change=mutate)
-                if explore(case, schedules, shrinks=0).clean:
-                    missed.append(f"{kernel_name}: {change.value} {op.NAME} {index} at {op.loc}")
-    return total, missed, idle
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "all_reduce flagged"])
-def test_mutants_of_collectives_are_reported(name: str) -> None:
-    total, missed, _ = survivors(name)
-    assert total
-    assert missed == []

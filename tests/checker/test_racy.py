@@ -12,7 +12,7 @@ RACY = Path(__file__).parents[2] / "examples" / "racy"
 EXPECTED = {
     "barrier_without_sync": (VerdictKind.RACE, "x of rank", "fill on rank"),
     "collective_mismatch": (
-        VerdictKind.HOST,
+        VerdictKind.COLLECTIVE,
         "SymmetryError: ranks disagree about SymmetricHeap allocation",
         "f32[65]",
     ),
@@ -22,15 +22,20 @@ EXPECTED = {
     "lost_notify": (VerdictKind.DEADLOCK, "ready.arrived[0, 1] on rank 0 at_least 1", "nobody has written it"),
     "lost_reset": (VerdictKind.RACE, "flag of rank 1", "stream 1 of rank 1 fills", "send on rank 0"),
     "missing_acquire": (VerdictKind.RACE, "x of rank 1, elements [0:64]", "it is relaxed and no fence follows"),
+    "missing_alias_fence": (
+        VerdictKind.RACE,
+        "x.data of rank 0",
+        "no fence between the generic and the multicast proxy lies on the way",
+    ),
     "missing_token": (VerdictKind.RACE, "memory behind p of rank 0", "no path of tokens leads"),
     "missing_wait": (VerdictKind.RACE, "out of rank", "swap on rank"),
     "mixed_word": (VerdictKind.WORD, "words[0] on rank 0", "by stores and by adds", "on rank 1", "on rank 2"),
-    "more_than_fits": (VerdictKind.HOST, "LaunchError", "must be resident at once"),
+    "more_than_fits": (VerdictKind.LAUNCH, "LaunchError", "must be resident at once"),
     "narrow_scope": (VerdictKind.RACE, "flag of rank 1", "the device scope", "does not include"),
     "never_written": (VerdictKind.NEVER_WRITTEN, "x of rank 0 [64:128]", "out.store(x.load_like(out) * 2.0)"),
     "out_of_bounds": (VerdictKind.KERNEL, "element index 0 of `x` out of range: got 8, limit 8", "scatter on rank 1"),
     "stale_argument": (VerdictKind.RACE, "x of rank", "swap on rank 0", "swap on rank 1"),
-    "two_streams": (VerdictKind.HOST, "LeaseError", "meet on second", "meet on first", "as a channel"),
+    "two_streams": (VerdictKind.LAUNCH, "LeaseError", "meet on second", "meet on first", "as a channel"),
     "wrong_epoch": (VerdictKind.RACE, "x of rank 1, elements [64:128]", "acquired nothing that includes it"),
 }
 

@@ -47,7 +47,7 @@ def agrees(case: Case, right: bool) -> None:
 
 
 def hand_over(out: T.Exclusive, x: T.Peer, ready: T.Signal, done: T.Signal):
-    for k in T.range(2):
+    for _ in T.range(2):
         x.at(1 - x.rank).store((0,), T.full((16,), 1.0, T.f32))
         ready.notify()
         ready.wait()
@@ -67,7 +67,8 @@ def test_signals(setting: tuple[bool, ...]) -> None:
     right = (told and heard) and (answered and known)
     kernel = without(HAND_OVER, setting)
     agrees(
-        kernel_case(kernel, 1, lambda: [floats(2, 16), floats(2, 16), new_signal(2, 1), new_signal(2, 1)], ranks=2), right
+        kernel_case(kernel, 1, lambda: [floats(2, 16), floats(2, 16), new_signal(2, 1), new_signal(2, 1)], ranks=2),
+        right,
     )
 
 
@@ -157,5 +158,3 @@ def test_the_handshake(setting: tuple[bool, ...]) -> None:
     right = (arrived and seen) and (read and free)
     case = ProgramCase(handshake_rounds(2), 2, change=lambda kernel: without(kernel, setting))
     agrees(case, right)
-
-

@@ -17,6 +17,7 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=60)
 
 
+@pytest.mark.any_device
 @pytest.mark.parametrize("count", [0, 2, 48, 4096, 6144])
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (3, "i64")])
 def test_collectives_give_the_values_and_the_same_bits(ranks, name, count, seed):
@@ -24,12 +25,14 @@ def test_collectives_give_the_values_and_the_same_bits(ranks, name, count, seed)
     assert len(set(results)) == 1
 
 
+@pytest.mark.any_device
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 @pytest.mark.parametrize("name", ["i32", "i64", "f16", "bf16"])
 def test_extrema(name, op, seed):
     assert all(spawn(library_ranks.extrema, 3, name, op, seed))
 
 
+@pytest.mark.any_device
 @pytest.mark.slow
 def test_over_processes(seed):
     found = pt.spawn(library_ranks.everything, 2, ("f32", 4096, seed), model=pt.RankModel.PROCESSES, timeout_s=60)

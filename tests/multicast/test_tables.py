@@ -28,6 +28,7 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M1", "cpu")
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M6", "cpu")
@@ -38,6 +39,7 @@ def test_every_load_reduce(ranks, order, seed):
     assert all(spawn(mr.load_reduces, ranks, cases, seed))
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -47,6 +49,7 @@ def test_every_reduction_into_the_members(ranks, order, seed):
     assert all(spawn(mr.reduces, ranks, cases, seed))
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_store(ranks, seed):
@@ -54,6 +57,7 @@ def test_every_store(ranks, seed):
     assert all(spawn(mr.stores, ranks, cases, seed))
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M4", "cpu")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_bulk_store_and_bulk_reduction(ranks, seed):
@@ -62,12 +66,14 @@ def test_every_bulk_store_and_bulk_reduction(ranks, seed):
     assert all(spawn(mr.reduces, ranks, cases, seed, True))
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M5", "cpu")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_signals_reach_every_rank(ranks):
     assert all(spawn(mr.signal_words, ranks, ["i32", "u32", "i64", "u64"]))
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (4, "u64")])
 def test_all_reduce_in_one_address(ranks, name, seed):

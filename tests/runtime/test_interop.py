@@ -10,7 +10,7 @@ import pytest
 
 import peertile as pt
 import peertile.language as T
-from peertile.errors import AllocationError, ArgumentError, UnsupportedError, UsageError
+from peertile.errors import AllocationError, ArgumentError, LeaseError, UnsupportedError, UsageError
 from peertile.runtime.drivers.cpu import CpuDriver
 
 pytestmark = pytest.mark.any_device
@@ -180,6 +180,105 @@ def test_a_read_only_array_and_a_used_capsule_are_refused():
         pt.from_dlpack(Once(x))
     assert str(caught.value) == "dlpack: expected a capsule that nobody has consumed, got a used one; make a new one"
     assert not hasattr(x, "__cuda_array_interface__")
+
+
+# ---------------------------------------------------------------- one memory, several tensors
+
+
+def refused(call, what):
+    with pytest.raises(LeaseError) as caught:
+        call()
+    assert what in str(caught.value)
+
+
+@pytest.mark.feature("H11", "cpu")
+@pytest.mark.feature("H15", "cpu")
+def test_wrappings_of_one_memory_are_leased_as_one(hold):
+    device = pt.current_device()
+    a, b = device.stream("a"), device.stream("b")
+    array = np.zeros(64, np.float32)
+    whole, end = pt.from_dlpack(array), pt.from_dlpack(array[48:])
+    with hold(a):
+        pt.op.fill(whole, 1).submit(a)
+        refused(lambda: pt.op.fill(end, 2).submit(b), "fill on b")
+        refused(lambda: pt.op.copy(end).sync_on(b), "would read numpy array f32[16], but fill on a")
+        late = pt.from_address(array.ctypes.data, 4, pt.f32, owner=array)
+        refused(lambda: pt.op.fill(late, 2).submit(b), "would write memory")
+    a.sync()
+    pt.op.fill(end, 2).sync_on(b)
+    assert array.tolist() == [1] * 48 + [2] * 16
+
+
+@pytest.mark.feature("H11", "cpu")
+def test_a_wrapping_that_joins_two_others_joins_their_leases(hold):
+    device = pt.current_device()
+    a, b, c = device.stream("a"), device.stream("b"), device.stream("c")
+    array = np.zeros(64, np.float32)
+    left, right = pt.from_dlpack(array[:32]), pt.from_dlpack(array[32:])
+    with hold(a, b):
+        pt.op.fill(left, 1).submit(a)
+        pt.op.fill(right, 2).submit(b)  # apart, hence side by side
+        both = pt.from_dlpack(array)
+        refused(lambda: pt.op.fill(both, 3).submit(c), "fill on c")
+        refused(lambda: pt.op.fill(left, 3).submit(c), "but fill on a")
+        refused(lambda: pt.op.fill(right, 3).submit(c), "but fill on b")
+    a.sync(), b.sync()
+    assert left.storage.claims is right.storage.claims is both.storage.claims
+
+
+@pytest.mark.feature("H11", "cpu")
+def test_our_own_memory_that_comes_back_is_leased_as_itself(hold):
+    device = pt.current_device()
+    a, b = device.stream("a"), device.stream("b")
+    x = pt.zeros(64, pt.f32)
+    back = pt.from_dlpack(Modern(x))
+    with hold(a):
+        pt.op.fill(x, 1).submit(a)
+        refused(lambda: pt.op.fill(back, 2).submit(b), "fill on b")
+    a.sync()
+    frozen = x.share()
+    refused(lambda: pt.op.fill(back, 2).sync_on(b), "a frozen share of it")
+    del frozen
+    pt.op.fill(back, 2).sync_on(b)
+    assert values(x) == [2] * 64
+
+
+class Modern(Capsules):
+    """A library that knows DLPack 1.0."""
+
+    def __dlpack__(self, *, max_version=None, **_):
+        return self.tensor.__dlpack__(max_version=max_version)
+
+
+@pytest.mark.feature("H15", "cpu")
+def test_a_frozen_share_goes_out_as_read_only_and_stays_frozen_while_it_is_out():
+    x = pt.ones(4, pt.f32)
+    frozen = x.share()
+    with pytest.raises(BufferError) as caught:
+        frozen.__dlpack__()
+    assert str(caught.value) == (
+        "dlpack: expected a consumer of DLPack 1.0 for a frozen share, which nobody may write; export a copy"
+    )
+    with pytest.raises(ArgumentError) as refusal:
+        pt.from_dlpack(Modern(frozen))
+    assert str(refusal.value) == "from_dlpack: expected an array that can be written, got a read-only one; copy it"
+    array = np.from_dlpack(frozen)
+    assert not array.flags.writeable
+    del frozen
+    gc.collect()
+    refused(lambda: pt.op.fill(x, 2).sync(), "a frozen share of it")
+    del array
+    gc.collect()
+    pt.op.fill(x, 2).sync()
+    assert values(x) == [2] * 4
+
+
+@pytest.mark.feature("H15", "cpu")
+def test_numpy_may_write_what_dlpack_1_0_gives_it():
+    x = pt.zeros(4, pt.f32)
+    array = np.from_dlpack(x)
+    array += 3
+    assert values(x) == [3] * 4
 
 
 # ---------------------------------------------------------------- memory

@@ -18,6 +18,7 @@ from peertile.checker.page import page
 from peertile.checker.program import ProgramCase
 from peertile.errors import ArgumentError
 from peertile.sim.choices import ReplayChooser
+from peertile.sim.conditions import Conditions
 from peertile.sim.explore import Report, exhaust, explore, settle
 from peertile.sim.trace import Trace
 from peertile.sim.verdicts import Verdict
@@ -27,7 +28,7 @@ __all__ = ["ABSTRACTIONS", "CheckReport", "check", "declared"]
 ABSTRACTIONS: Final = (
     "memory is judged by element, order, scope and happens-before, not by caches, timing or numerics of a device",
     "copies to the host of partly written memory are not reads of what was never written",
-    "bulk copies, aliases and multicast are not modelled for whole programs",
+    "asynchronous stores happen when they start; the engine of bulk copies inside one device is not modelled",
 )
 
 
@@ -109,11 +110,13 @@ def check(
     argv: list[str] | None = None,
     resident: int | None = None,
     traced: bool = False,
+    conditions: Conditions = Conditions(),
 ) -> CheckReport:
     """Runs `program`, a file or a function of the group, on `ranks` simulated ranks under `schedules` schedules.
 
     `choices` replays one schedule; `exhaustive` runs all that differ, at most `limit`. `resident` bounds the
-    programs of a rank that run at once. `traced` keeps the run of the fault, for `CheckReport.page`.
+    programs of a rank that run at once, `conditions` say how its devices behave where the model leaves it open.
+    `traced` keeps the run of the fault, for `CheckReport.page`.
     A file's `CHECK` gives arguments and ranks that are not given here.
     """
     target: Path | Callable[..., Any]
@@ -132,7 +135,7 @@ def check(
         count = ranks or wanted or 2
     if count < 1:
         raise ArgumentError(f"check: ranks: expected at least 1, got {count}")
-    case = ProgramCase(target, count, arguments=arguments, argv=argv, resident=resident)
+    case = ProgramCase(target, count, arguments=arguments, argv=argv, resident=resident, conditions=conditions)
     if choices is not None:
         outcome = case.run(ReplayChooser(choices))
         report = Report(schedules=1, steps=outcome.steps, seed=None)
@@ -142,7 +145,7 @@ def check(
         report = exhaust(case, limit)
     else:
         report = explore(case, schedules, seed, stop_at=stop_at)
-    report.abstractions = ABSTRACTIONS
+    report.abstractions = (conditions.described(), *ABSTRACTIONS)
     result = CheckReport(name, count, report, dict(case.compiler.order_faults), case.output)
     if traced:
         case.traced = True

@@ -3,6 +3,9 @@
 Everything runs on the simulated machine, on one thread; nothing here uses a device.
 """
 
+# ruff: noqa: PT009
+# Kernels: T.assert_ is a word of the kernel language.
+
 from __future__ import annotations
 
 import statistics

@@ -15,7 +15,17 @@ from peertile.ir.core import Kernel, Op, Value, walk
 from peertile.ir.text import parse_kernel, print_kernel
 from peertile.memory_model import Order, Scope
 
-__all__ = ["Change", "Mutant", "apply", "changed", "changes_of", "copy_kernel", "mutants", "ordering_ops", "synchronising_ops"]
+__all__ = [
+    "Change",
+    "Mutant",
+    "apply",
+    "changed",
+    "changes_of",
+    "copy_kernel",
+    "mutants",
+    "ordering_ops",
+    "synchronising_ops",
+]
 
 
 class Change(Enum):
@@ -72,7 +82,8 @@ def synchronising_ops(kernel: Kernel) -> list[Op]:
     return [
         op
         for op in walk(kernel.body)
-        if isinstance(op, ops.Fence) or (isinstance(op.attrs.get("order"), Order) and op.attrs["order"] is not Order.WEAK)
+        if isinstance(op, ops.Fence)
+        or (isinstance(op.attrs.get("order"), Order) and op.attrs["order"] is not Order.WEAK)
     ]
 
 
@@ -141,9 +152,8 @@ def apply(op: Op, change: Change, used: frozenset[Value]) -> None:
 
 def _look_instead(op: ops.Wait) -> None:
     """A load of the word in place of the wait: the result is what it holds, whatever that is."""
-    load = ops.WordLoad(
-        [op.operands[0], *op.operands[2:]], [v.type for v in op.results], {"order": op.attrs["order"], "scope": op.attrs["scope"]}
-    )
+    attrs = {"order": op.attrs["order"], "scope": op.attrs["scope"]}
+    load = ops.WordLoad([op.operands[0], *op.operands[2:]], [v.type for v in op.results], attrs)
     load.loc = op.loc
     load.results = op.results
     for value in load.results:

@@ -191,7 +191,10 @@ def mutations(configurations: Sequence[Configuration]) -> Iterator[tuple[Mutatio
         for index, op in enumerate(synchronising_ops(kernel)):
             for change in changes_of(op, used):
                 what = f"{op.NAME} {index}{_at(op)}"
-                yield Mutation(name, index, change, what, op.loc), [c for c, reached in reaching[name] if op.loc in reached]
+                yield (
+                    Mutation(name, index, change, what, op.loc),
+                    [c for c, reached in reaching[name] if op.loc in reached],
+                )
 
 
 def _at(op: Op) -> str:
@@ -212,9 +215,10 @@ def judge(
         report = explore(case, schedules, shrinks=0)
         if report.verdicts:
             reported = name, report.verdicts[0].headline
-            # What is reported here is most likely wrong here.
-            cases.sort(key=lambda c: c[0] != reported[0])  # noqa: B023
             break
+    if reported is not None:  # what is reported there is most likely wrong there
+        first = reported[0]
+        cases.sort(key=lambda c: c[0] != first)
     complete = True
     for name, case in cases:
         found = truth(case, limit)
