@@ -466,7 +466,9 @@ class KernelFunction:
                 groups = _number_groups(params, values) if group is not None and groups is None else groups
                 group = argument.group
             if role is _EXCLUSIVE:
-                programs = value.grid() if kind is Partition else value.kernel_output(_ignore).grid()
+                programs = argument.programs
+                if programs is None:
+                    programs = value.grid() if kind is Partition else value.kernel_output(_ignore).grid()
                 if inferred is not None and inferred[0] != programs:
                     raise ArgumentError(
                         f"{self.name}: partitions disagree about the grid: {inferred[1]} has {inferred[0]} programs, "

@@ -145,7 +145,7 @@ def _all_reduces():
         for algorithm, sizes in (
             (Algorithm.ONE_SHOT, (40, 300)), (Algorithm.FLAGGED, (2,)),
             (Algorithm.TWO_SHOT, (40, 200, 400, 800, 1300)), (Algorithm.RING, (40, 300)),
-            (Algorithm.PUSHED, (40, 200)),
+            (Algorithm.PIPELINED, (40, 200, 400, 800)),
         ):  # fmt: skip
 
             def make(n, algorithm=algorithm, in_place=in_place):

@@ -276,7 +276,8 @@ def test_what_was_covered_is_part_of_every_report() -> None:
     text = str(report)
     assert text.startswith("two_ranks: no fault found on 2 ranks")
     assert "3 random schedules from seed 0 of an unknown total" in text
-    assert "bulk copies, aliases and multicast are not modelled for whole programs" in text
+    assert "the engine of bulk copies inside one device is not modelled" in text
+    assert "kernels of one device on different streams run side by side" in text
 
 
 @pytest.mark.feature("C8", "sim")

@@ -111,9 +111,9 @@ def draw(kernel, table):
             table["form carried tile turned, square" if len(set(shape)) == 1 else "form carried tile turned"] += 1
 
 
-@pytest.mark.parametrize("seed", [114])
+@pytest.mark.parametrize("seed", [114, 200674, 200735])
 def test_random_kernels_that_once_differed(seed):
-    """114: a splat kept in scratch by one arm of an `if` was read from there by the other."""
+    """What they showed has tests of its own in `tests/backends/cpu`; a change of the generator makes them others."""
     compare(seed)
 
 

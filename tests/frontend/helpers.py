@@ -64,6 +64,7 @@ NAMED: dict[str, Type] = {
     "q": peer(f32, 1, Access.READ),
     "words": peer(u64),
     "v": MulticastType(f32, 1, (True,), 64),
+    "mptr": MulticastType(f32, 1, (True,), 64, pointer=True),
     "vw": MulticastType(u32, 1, (True,), 64),
     "s": SignalType(),
     "c": CounterType(),

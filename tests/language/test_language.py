@@ -14,7 +14,7 @@ from peertile.ir.types import Access
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.language.word import KernelOnly, word_of
 
-PARAMS = "z, x, y, m, p, v, vw, words, s, c, b, box, ptr, n, h"
+PARAMS = "z, x, y, m, p, v, vw, mptr, words, s, c, b, box, ptr, n, h"
 PRELUDE = """
 N = 64
 t = x.load((0,), (64,))

@@ -430,6 +430,14 @@ def test_f122_zero_elements_are_a_collective_like_any_other():
     assert all(spawn(nothing, 4))
 
 
+def test_f122_a_flagged_call_of_no_elements_still_meets_its_peers():
+    """Flags travel with elements: without any there would be no exchange, but a turn would be used up, and the call
+    after it would write over words of the call before it that a slow rank has not read."""
+    with Collectives(pt.init()) as comm:
+        x = pt.empty((0,), pt.f32)
+        assert comm.all_reduce(x, algorithm=Algorithm.FLAGGED).name == "all_reduce(f32[0], SUM, one_shot)"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (5, 6, 7))])
 def test_f124_rank_counts_that_are_no_power_of_two_with_each_rank_stalled(n):

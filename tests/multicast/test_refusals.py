@@ -321,3 +321,83 @@ def test_the_heap_makes_no_multicast_of_other_types(heap, dtype):
         heap.multicast((64,), dtype)
     assert str(caught.value) == f"SymmetricHeap.multicast: dtype: expected one of {NAMES}, got {dtype}"
     assert heap._arena.in_use == before
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pt.kernel(unsafe=True)
+def by_address(x: T.Pointer, total: T.Peer, first: T.i64, count: T.i64, B: T.Const[int]):
+    view = T.unsafe.multicast_view(T.unsafe.multicast(x) + 16 + first - 16, count)
+    share = view.partition((B,))
+    for i in T.range(view.num_tiles((B,))[0]):
+        share.multimem_store((i,), 2.0)
+    T.unsafe.fence_alias()
+    total.local.store((0,), share.multimem_load_reduce((0,), T.add))
+
+
+def test_an_address_and_integers_added_to_it_stay_multicast(heap):
+    x, total = heap.multicast((8, 16), pt.f32), heap.zeros((16,), pt.f32)
+    x.copy_from(np.ones((8, 16), np.float32))
+    by_address.grid(1)(x.pointer(), total, first=32, count=64, B=16).sync()
+    assert x.numpy().ravel().tolist() == [1.0] * 32 + [2.0] * 64 + [1.0] * 32
+    assert total.numpy().tolist() == [2.0] * 16
+
+
+def test_an_ordinary_address_is_no_multicast_mapping(heap):
+    x, total = pt.zeros((128,), pt.f32), heap.zeros((16,), pt.f32)
+    with pytest.raises(CompileError) as caught:
+        by_address.grid(1)(x.pointer(), total, first=32, count=64, B=16).sync()
+    assert caught.value.message == (
+        "T.unsafe.multicast: pointer: expected a multicast mapping, as MulticastTensor.pointer() gives, got ptr<f32>; "
+        "saying so makes none of it"
+    )
+
+
+@pytest.mark.parametrize(("first", "count", "what"), [(8, 64, "begins"), (32, 24, "ends")])
+def test_a_view_cuts_no_tile(heap, first, count, what):
+    x, total = heap.multicast((128,), pt.f32), heap.zeros((16,), pt.f32)
+    with pytest.raises(pt.errors.DeviceFault) as caught:
+        by_address.grid(1)(x.pointer(), total, first=first, count=count, B=16).sync()
+    assert f"the view {what} inside a tile of 16, and a part of a tile is not clipped" in str(caught.value)
+    heap.group.recover()
+
+
+def test_ordinary_accesses_do_not_take_a_multicast_address():
+    def load(mptr):
+        T.unsafe.load_ptr(mptr, order=T.weak)
+
+    def store(mptr):
+        T.unsafe.store_ptr(T.unsafe.multicast(mptr) + 3, 1.0, order=T.weak)
+
+    def update(mptr):
+        T.unsafe.atomic_rmw(mptr, T.Rmw.ADD, 1.0, order=T.relaxed, scope=T.system)
+
+    def swap(mptr):
+        T.unsafe.atomic_cas(mptr, 0.0, 1.0, order=T.relaxed, scope=T.system)
+
+    def peer(mptr):
+        T.unsafe.unicast(mptr)
+
+    words = {"load_ptr": load, "store_ptr": store, "atomic_rmw": update, "atomic_cas": swap, "unicast": peer}
+    for word, kernel in words.items():
+        assert refused(kernel, unsafe=True) == (
+            f"T.unsafe.{word}: pointer: expected an ordinary or a unicast address, got the multicast address `mptr`; "
+            "view it with T.unsafe.multicast_view and use its multimem operations"
+        )
+
+
+def test_an_address_is_one_and_is_classified_before_it_is_viewed():
+    def tile(mptr):
+        T.unsafe.multicast(mptr) + T.iota(64)
+
+    def view(mptr):
+        T.unsafe.multicast_view(mptr, 64)
+
+    assert refused(tile, unsafe=True) == (
+        "`+`: expected a multicast address and a scalar integer offset, got the multicast address `mptr` and i64[64]; "
+        "view the elements with T.unsafe.multicast_view(pointer, extent), and cut the view"
+    )
+    assert refused(view, unsafe=True) == (
+        "T.unsafe.multicast_view: pointer: expected T.unsafe.multicast(pointer), got the multicast address `mptr`"
+    )

@@ -1,4 +1,4 @@
-"""The allocator of the cpu driver."""
+"""Memory of the cpu driver: its allocator, and what streams take and give back."""
 
 import threading
 
@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peertile.errors import AllocationError
+from peertile.memory_model import Cmp
+from peertile.runtime.driver import Status
+from peertile.runtime.drivers.cpu import CpuDriver
 from peertile.runtime.drivers.cpu_memory import Heap
+from peertile.testing.cpu_kernels import cpu_kernels
+from peertile.testing.driver_suite import args, options, words
 
 
 def heap(limit=1 << 40):
@@ -95,3 +100,47 @@ def test_threads_may_allocate_and_free_at_the_same_time():
     assert h.stats().in_use == 0
     assert h.stats().allocations == 0
     h.release()
+
+
+def test_a_destroyed_stream_s_memory_goes_to_the_next_one():
+    device = CpuDriver(threads=2).open()
+    add = device.load_module(cpu_kernels().add)
+    block = words(device, device.create_stream(), [1])
+    addresses = set()
+    for k in range(50):
+        stream = device.create_stream()
+        addresses.add(stream.address)
+        event = device.create_event()
+        if k % 2:  # with a thread of its own, or without
+            device.launch(stream, add, (1, 1, 1), args(block, block, block), options("add"))
+        ticket = device.record_event(stream, event)
+        assert device.wait(ticket) is Status.DONE
+        thread = stream.thread
+        device.destroy_stream(stream)
+        assert device.query(device.event_ticket(event)) is Status.DONE  # the event outlives its stream
+        device.destroy_event(event)
+        del stream, ticket, event
+        if thread is not None:
+            thread.join(10)
+        del thread
+    assert len(addresses) <= 3
+    device.close()
+
+
+def test_a_stream_that_is_waited_for_outlives_its_destruction():
+    device = CpuDriver(threads=2).open()
+    a, b, free = (device.create_stream() for _ in range(3))
+    word = words(device, free, [0])
+    device.wait_value(a, word, 1, 64, Cmp.EQ, timeout_ns=10**10)
+    event = device.create_event()
+    device.record_event(a, event)
+    behind = device.wait_event(b, event)
+    device.destroy_stream(a)
+    device.destroy_event(event)
+    del a, event
+    fresh = [device.create_stream() for _ in range(3)]  # none of them may be given its memory
+    assert device.query(behind) is Status.PENDING
+    device.write_value(free, word, 1, 64)
+    assert device.wait(behind, 10) is Status.DONE
+    del fresh
+    device.close()

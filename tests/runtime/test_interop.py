@@ -264,7 +264,7 @@ def test_a_frozen_share_goes_out_as_read_only_and_stays_frozen_while_it_is_out()
     assert str(refusal.value) == "from_dlpack: expected an array that can be written, got a read-only one; copy it"
     array = np.from_dlpack(frozen)
     assert not array.flags.writeable
-    del frozen
+    del frozen, caught, refusal  # errors hold the frames that they came through
     gc.collect()
     refused(lambda: pt.op.fill(x, 2).sync(), "a frozen share of it")
     del array

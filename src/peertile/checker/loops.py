@@ -86,6 +86,7 @@ class RankLoop(asyncio.BaseEventLoop):
         self.inbox: list[_End] = []
         self.is_woken = False
         self._selector = _Selector(self)
+        calls.host.machine.is_wild = True
 
     def _write_to_self(self) -> None:
         """Wakes the loop, from whoever calls."""

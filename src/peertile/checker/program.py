@@ -32,7 +32,7 @@ from peertile.sim.conditions import Conditions
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.verdicts import CollectiveMismatch, HostError, LaunchContract
+from peertile.sim.verdicts import CollectiveMismatch, Deadlock, HostError, LaunchContract
 from peertile.sim.words import Rule
 
 __all__ = ["CannotCheck", "ProgramCase", "SimCompiler"]
@@ -94,6 +94,8 @@ class ProgramCase(Case):
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
         self._hub: SimHub
+        self._heard: HostError | None = None
+        """What a rank heard of another one, until that one has told it itself."""
         self._views: list[RankView] = []
         self._worlds = Worlds()
         super().__init__(
@@ -105,8 +107,11 @@ class ProgramCase(Case):
     def _once(self, chooser: Chooser, rule: Rule, park: Any, foresight: Any) -> Outcome:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            self._heard = None
             outcome = super()._once(chooser, rule, park, foresight)
         self.output = printed.getvalue()
+        if self._heard is not None and (outcome.verdict is None or isinstance(outcome.verdict, Deadlock)):
+            outcome.verdict = self._heard
         refused = next((view.calls.refused for view in self._views if view.calls.refused is not None), None)
         if refused is not None:  # whatever came of it, it is not what the program does
             raise CannotCheck(str(refused)) from refused
@@ -185,8 +190,12 @@ class ProgramCase(Case):
                 )
             )
         if isinstance(error, PeerFailed) and error.rank != rank:
-            # This rank only heard of it; the one that failed may still be on its way out.
-            rank, text = error.rank, error.cause
+            # This rank only heard of it; the one that failed is on its way out, and knows more.
+            heard = HostError(rank=error.rank, error=error.cause)
+            if not self._hosts[error.rank].done:
+                self._heard = heard
+                return
+            raise Found(heard)
         raise Found(HostError(rank=rank, error=text, trace="\n".join(_frames(error, self.folder))))
 
     def _stop(self, machine: Machine) -> None:

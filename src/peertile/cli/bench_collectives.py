@@ -225,7 +225,7 @@ def bench_allreduce() -> list[Figure]:
             gloo.append(_gloo(torch))
 
     def us(runs: list[Any], key: object) -> float:
-        return statistics.median(run[key] for run in runs) * 1e6
+        return statistics.median(float(run[key]) for run in runs) * 1e6
 
     figures = []
     for kind in ("user", "symmetric"):

@@ -2,13 +2,13 @@
 
 A mailbox word carries 24 bits of signature, enough to see that two launches do not match and too little to say
 what the other one was. Each rank writes its own table from the host, before it launches; a rank that meets a
-foreign signature reads everybody's. Only where the host may load device addresses.
+foreign signature reads everybody's. How bytes get to and from those tables is the caller's affair: loads and stores
+where the host may access the memory of devices, copies elsewhere.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["NBYTES", "Labels"]
 
@@ -21,9 +21,17 @@ NBYTES = ENTRIES * ENTRY_BYTES
 class Labels:
     """The tables of all ranks, as mapped here. The last `ENTRIES` different launches of a rank are known."""
 
-    __slots__ = ("_addresses", "_known", "_rank")
+    __slots__ = ("_addresses", "_known", "_rank", "_read", "_write")
 
-    def __init__(self, addresses: Sequence[int], rank: int) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[int],
+        rank: int,
+        read: Callable[[int, int], bytes],
+        write: Callable[[int, bytes], object],
+    ) -> None:
+        self._read = read  # (address, bytes) -> what is there
+        self._write = write
         self._addresses = tuple(addresses)
         self._rank = rank
         self._known: dict[int, int] = {}
@@ -37,14 +45,14 @@ class Labels:
         text = label.encode()[: ENTRY_BYTES - 9]
         at = self._addresses[self._rank] + entry * ENTRY_BYTES
         # The signature last: a reader that finds it finds the text of it, or of the one before in the worst case.
-        ctypes.memmove(at + 8, text.ljust(ENTRY_BYTES - 8, b"\0"), ENTRY_BYTES - 8)
-        ctypes.memmove(at, signature.to_bytes(8, "little"), 8)
+        self._write(at + 8, text.ljust(ENTRY_BYTES - 8, b"\0"))
+        self._write(at, signature.to_bytes(8, "little"))
 
     def find(self, signature: int) -> tuple[int, str] | None:
         """(rank, what it launches) of the first other rank that has noted `signature`; else of this one; else None."""
         order = [r for r in range(len(self._addresses)) if r != self._rank] + [self._rank]
         for rank in order:
-            table = ctypes.string_at(self._addresses[rank], NBYTES)
+            table = self._read(self._addresses[rank], NBYTES)
             for entry in range(ENTRIES):
                 raw = table[entry * ENTRY_BYTES : (entry + 1) * ENTRY_BYTES]
                 if signature and int.from_bytes(raw[:8], "little") == signature:

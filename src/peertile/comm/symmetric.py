@@ -11,7 +11,8 @@ Life of a heap::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +30,7 @@ from peertile.ir.ops import MULTICAST_DTYPES
 from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
 from peertile.runtime.argument import Argument, Use, canonical, multicast_type, pack_words, symmetric_type
 from peertile.runtime.checks import check_dtype, check_integer
-from peertile.runtime.driver import ShareKind
+from peertile.runtime.driver import DriverKind, ShareKind
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape, normal_tile
@@ -402,18 +403,43 @@ class MulticastTensor(SymmetricTensor):
     def multicast_argument(self) -> Argument:
         """How this tensor is passed as `T.Multicast`; made once."""
         if self._multicast is None:
-            strides = contiguous_strides(self.shape)
-            window = self.heap.window
-            address = 0 if window is None else window + self.offset
-            self._multicast = Argument(
-                multicast_type(self.dtype, self.shape, strides, 64, hardware=window is not None),
-                pack_words((self.heap._table.address, self.offset, *self.shape, *strides, address)),
-                (Use(self.storage, 0, self.storage.nbytes, writes=True, lifetime_only=True),),
-                self.heap,
-                self.shape,
-                self.heap.group,
-            )
+            self._multicast = self._passed(self.shape, pointer=False)
         return self._multicast
+
+    def pointer(self) -> MulticastPointer:
+        """The address that reaches the first element of every rank's part, for a `T.Pointer` parameter of an unsafe
+        kernel, which says `T.unsafe.multicast` of it."""
+        return MulticastPointer(self, self._passed((prod(self.shape),), pointer=True))
+
+    def _passed(self, shape: tuple[int, ...], *, pointer: bool) -> Argument:
+        strides = contiguous_strides(shape)
+        window = self.heap.window
+        address = 0 if window is None else window + self.offset
+        return Argument(
+            multicast_type(self.dtype, shape, strides, 64, hardware=window is not None, pointer=pointer),
+            pack_words((self.heap._table.address, self.offset, *shape, *strides, address)),
+            (Use(self.storage, 0, self.storage.nbytes, writes=True, lifetime_only=True),),
+            self.heap,
+            shape,
+            self.heap.group,
+        )
+
+
+class MulticastPointer:
+    """The multicast address of a tensor, which keeps it alive."""
+
+    __slots__ = ("_argument", "tensor")
+
+    def __init__(self, tensor: MulticastTensor, argument: Argument) -> None:
+        self.tensor = tensor
+        self._argument = argument
+
+    def __repr__(self) -> str:
+        return f"MulticastPointer({self.tensor!r})"
+
+    def pointer_argument(self) -> Argument:
+        """How it is passed to a kernel."""
+        return self._argument
 
 
 class _Channel:
@@ -572,12 +598,37 @@ class Mailbox(_Channel):
         return (self._links.address, *self._links.shape, *self._links.strides)
 
     def _labels(self) -> Labels | None:
-        """The table of what each rank launches, where the host can read the memory of devices."""
+        """The table of what each rank launches; none on the simulated machine, where it would be traffic to check."""
         heap = self.heap
-        if not heap.device.capabilities.host_addressable:
+        access = _host_access(heap.device)
+        if access is None:
             return None
         storage = heap._take("mailbox labels", LABEL_BYTES)
         heap._zero(storage)
         self._label_storage = storage
         offset = heap._offset(storage)
-        return Labels([base + offset for base in heap.bases], heap.group.rank)
+        return Labels([base + offset for base in heap.bases], heap.group.rank, *access)
+
+
+_Read = Callable[[int, int], bytes]
+_Write = Callable[[int, bytes], object]
+
+
+def _host_access(device: Device) -> tuple[_Read, _Write] | None:
+    """How the host reads and writes the memory of a device beside whatever runs there."""
+    if device.capabilities.host_addressable:
+        return ctypes.string_at, lambda address, data: ctypes.memmove(address, data, len(data))
+    if device.driver.kind is not DriverKind.CUDA:
+        return None
+    driver, stream = device.driver, device.driver.create_stream()
+
+    def read(address: int, nbytes: int) -> bytes:
+        block = ctypes.create_string_buffer(nbytes)
+        device.wait_ticket(driver.copy(stream, ctypes.addressof(block), address, nbytes, name="mailbox labels"))
+        return block.raw
+
+    def write(address: int, data: bytes) -> None:
+        block = ctypes.create_string_buffer(data, len(data))
+        device.wait_ticket(driver.copy(stream, address, ctypes.addressof(block), len(data), name="mailbox labels"))
+
+    return read, write

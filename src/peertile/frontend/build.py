@@ -30,6 +30,7 @@ from peertile.frontend.values import (
     Known,
     Mailbox,
     Multicast,
+    MulticastPointer,
     Peer,
     Pointer,
     Poison,
@@ -148,6 +149,8 @@ def _handle(b: Build, name: str, value: Value) -> Abstract:
             return Tile(value)
         case SymmetricType():
             return Peer(name, value)
+        case MulticastType(pointer=True):
+            return MulticastPointer(name, value)
         case MulticastType():
             return Multicast(name, value)
         case SignalType():

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import peertile.language as T
-from peertile.frontend.convert import flag_arg, to_dtype
+from peertile.frontend.convert import constant, flag_arg, index_scalar, to_dtype
 from peertile.frontend.groups import check_range, num_ranks_of, rank_of
 from peertile.frontend.impl_memory import index_args, num_tiles, shape_for
 from peertile.frontend.impl_tiles import enum_arg, tuple_text
 from peertile.frontend.orders import order_arg, scope_of_access
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
-from peertile.frontend.values import NONE, Abstract, Known, Multicast, MulticastTiles, Tile, Token, Tup, describe
+from peertile.frontend.values import (
+    NONE,
+    Abstract,
+    Known,
+    Multicast,
+    MulticastPointer,
+    MulticastTiles,
+    Tile,
+    Token,
+    Tup,
+    describe,
+)
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.ops import BULK_ALIGN, BULK_REDUCTIONS, LOAD_REDUCTIONS, MULTICAST_DTYPES, REDUCTIONS, Bounds
-from peertile.ir.types import INDEX, Space, TileType, TokenType
+from peertile.ir.ops import (
+    BULK_ALIGN,
+    BULK_REDUCTIONS,
+    LOAD_REDUCTIONS,
+    MULTICAST_DTYPES,
+    REDUCTIONS,
+    Binary,
+    Bounds,
+    CheckKind,
+    Compare,
+)
+from peertile.ir.types import BOOL, INDEX, Space, TileType, TokenType
 from peertile.memory_model import Order, Rmw
 
 __all__: list[str] = []
@@ -46,6 +70,8 @@ def _num_ranks(b: Build, self: Abstract) -> Abstract:
 @implements(T.Multicast.shape)
 def _shape(b: Build, self: Abstract) -> Abstract:
     x = _multicast(self)
+    if x.extent is not None:
+        return Tup((Tile(x.extent),))
     return Tup(tuple(Tile(b.builder.value(ops.Extent, (x.value,), INDEX, axis=k)) for k in range(x.type.rank)))
 
 
@@ -63,6 +89,8 @@ def _ndim(b: Build, self: Abstract) -> Abstract:
 def _num_tiles(b: Build, self: Abstract, shape: Abstract) -> Abstract:
     x = _multicast(self)
     extents = shape_for(b, shape, x.type.rank, f"`{x.name}.num_tiles`")
+    if x.extent is not None:
+        return Tup((Tile(_divided(b, x.extent, extents[0])),))
     return Tup(tuple(map(Tile, num_tiles(b, x.value, extents))))
 
 
@@ -91,7 +119,20 @@ def _partition(b: Build, self: Abstract, shape: Abstract, in_bounds: Abstract) -
                 f"{role}: {t.dtype.name} needs an even extent along axis {units[0]}, where pairs lie, "
                 f"got {tuple_text(extents)}"
             )
-    return MulticastTiles(x, extents, promises)
+    if x.offset is None or x.extent is None:
+        return MulticastTiles(x, extents, promises)
+    # Tiles of the view are tiles of the whole object: none is cut, so where they begin and end is checked.
+    (size,) = extents
+    for what, value in (("begins", x.offset), ("ends", x.extent)):
+        rest = b.builder.value(ops.BinaryOp, (value, constant(b, size, T.i64)), INDEX, fn=Binary.REM)
+        whole = b.builder.value(ops.CompareOp, (rest, constant(b, 0, T.i64)), BOOL, fn=Compare.EQ)
+        message = f"{role}: the view {what} inside a tile of {size}, and a part of a tile is not clipped"
+        b.builder.emit(ops.Check, (whole, value, constant(b, size, T.i64)), kind=CheckKind.BOUNDS, message=message)
+    return MulticastTiles(x, extents, promises, _divided(b, x.offset, size), _divided(b, x.extent, size))
+
+
+def _divided(b: Build, value: Value, size: int) -> Value:
+    return b.builder.value(ops.BinaryOp, (value, constant(b, size, T.i64)), INDEX, fn=Binary.QUOT)
 
 
 def _per_axis(b: Build, value: Abstract, rank: int, role: str) -> tuple[Abstract, ...]:
@@ -131,6 +172,11 @@ def _place(b: Build, tiles: MulticastTiles, index: Abstract, role: str) -> tuple
     """Tile indices; where the caller promises that they are inside, nothing is left to find out."""
     rank = tiles.tensor.type.rank
     values = index_args(b, index, rank, role)
+    if tiles.base is not None and tiles.count is not None:
+        if not tiles.in_bounds[0]:
+            count = tiles.count
+            check_range(b, values[0], lambda: count, f"{role}: tile index out of range", constants=False)
+        values = [b.builder.value(ops.BinaryOp, (values[0], tiles.base), INDEX, fn=Binary.ADD)]
     if all(tiles.in_bounds):
         return values, Bounds.PROVEN
     return values, Bounds.UNKNOWN
@@ -251,9 +297,39 @@ def _emit_signal(b: Build, x: Multicast, value: Abstract, index: Abstract, *, ad
         def extent(axis: int = k) -> Value:
             return b.builder.value(ops.Extent, (x.value,), INDEX, axis=axis)
 
-        check_range(b, v, extent, f"{role}: element index {k} out of range", constants=False)
+        text = f"{role}: element index {k} out of range"
+        check_range(b, v, extent if x.extent is None else _known(x.extent), text, constants=False)
+    if x.offset is not None:
+        indices = [b.builder.value(ops.BinaryOp, (indices[0], x.offset), INDEX, fn=Binary.ADD)]
     b.builder.emit(ops.MulticastSignal, (x.value, number, *indices), add=add)
     return NONE
+
+
+def _known(value: Value) -> Callable[[], Value]:
+    return lambda: value
+
+
+# ---------------------------------------------------------------- addresses, and the fence between two of them
+
+
+@implements(T.unsafe.multicast)
+def _classify(b: Build, pointer: Abstract) -> Abstract:
+    if not isinstance(pointer, MulticastPointer):
+        b.fail(
+            f"T.unsafe.multicast: pointer: expected a multicast mapping, as MulticastTensor.pointer() gives, got "
+            f"{describe(pointer)}; saying so makes none of it"
+        )
+    return replace(pointer, classified=True)
+
+
+@implements(T.unsafe.multicast_view)
+def _view(b: Build, pointer: Abstract, extent: Abstract) -> Abstract:
+    role = "T.unsafe.multicast_view"
+    if not isinstance(pointer, MulticastPointer) or not pointer.classified:
+        b.fail(f"{role}: pointer: expected T.unsafe.multicast(pointer), got {describe(pointer)}")
+    count = index_scalar(b, extent, f"{role}: extent")
+    offset = constant(b, 0, T.i64) if pointer.offset is None else pointer.offset
+    return Multicast(pointer.name, pointer.value, offset, count)
 
 
 @implements(T.unsafe.fence_alias)

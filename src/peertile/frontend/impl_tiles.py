@@ -27,7 +27,7 @@ from peertile.frontend.convert import (
 from peertile.frontend.operators import compare_tiles, elementwise
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
-from peertile.frontend.values import NONE, Abstract, Known, Pointer, Tile, Tup, describe, is_number
+from peertile.frontend.values import NONE, Abstract, Known, MulticastPointer, Pointer, Tile, Tup, describe, is_number
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Compare, Precision, Rounding, Unary
 from peertile.ir.types import MAX_TILE_RANK, TileType
@@ -403,11 +403,11 @@ def _mma(build: Build, a: Abstract, b: Abstract, acc: Abstract, precision: Abstr
 
 @implements(T.Pointer.dtype)
 def _pointer_dtype(b: Build, self: Abstract) -> Abstract:
-    assert isinstance(self, Pointer)
+    assert isinstance(self, Pointer | MulticastPointer)
     return Known(self.type.dtype)
 
 
 @implements(T.Pointer.shape)
 def _pointer_shape(b: Build, self: Abstract) -> Abstract:
-    assert isinstance(self, Pointer)
-    return known_tuple(self.type.shape)
+    assert isinstance(self, Pointer | MulticastPointer)
+    return known_tuple(self.type.shape if isinstance(self, Pointer) else ())

@@ -305,6 +305,7 @@ def _take_flagged(
     flag = _epoch(b, epoch, role)
     t = TileType(u64, extents)
     index_t = TileType(T.i64, (t.numel,))
+    place_t = TileType(T.i32, (t.numel,))
     expected = broadcast_to(b, flag, extents)
     v = b.builder.value
     scope = _scope(view)
@@ -322,6 +323,9 @@ def _take_flagged(
         limit = broadcast_to(b, extent_of(b, view.value, axis), (t.numel,))
         beyond = v(ops.CompareOp, (at, limit), TileType(T.b1, (t.numel,)), fn=Compare.GE)
         outside = beyond if outside is None else v(ops.BinaryOp, (outside, beyond), beyond.type, fn=Binary.OR)
+    half = constant(b, 32, u64, extents)
+    wanted = v(ops.BinaryOp, (expected, half), t, fn=Binary.SHR)
+    places, scalar = cast(b, iota, T.i32), TileType(T.i32)
     body = Block()
     with b.inside(body):
         seen = v(ops.TileLoad, (view.value, *indices), t, order=Order.RELAXED, scope=scope)
@@ -329,16 +333,25 @@ def _take_flagged(
         here = v(ops.Reshape, (come,), TileType(T.b1, (t.numel,)))
         if outside is not None:
             here = v(ops.BinaryOp, (here, outside), here.type, fn=Binary.OR)
-        far = constant(b, t.numel, T.i64, (t.numel,))
-        first = v(ops.Select, (here, far, iota), index_t)
-        first = v(ops.Reduce, (first,), INDEX, fn=Fold.MIN, axis=0) if t.numel > 1 else v(ops.Reshape, (first,), INDEX)
-        done = v(ops.CompareOp, (first, constant(b, t.numel, T.i64)), BOOL, fn=Compare.EQ)
+        # One fold says both: the first element that is missing, or else whether one has come that is wrong.
+        mark = v(ops.BinaryOp, (seen, half), t, fn=Binary.SHR)
+        right = v(ops.CompareOp, (mark, wanted), TileType(T.b1, extents), fn=Compare.EQ)
+        right = v(ops.Reshape, (right,), here.type)
+        if outside is not None:
+            right = v(ops.BinaryOp, (right, outside), here.type, fn=Binary.OR)
+        good, bad = (constant(b, t.numel + k, T.i32, (t.numel,)) for k in (1, 0))
+        first = v(ops.Select, (right, good, bad), place_t)
+        first = v(ops.Select, (here, first, places), place_t)
+        least = v(ops.Reduce, (first,), scalar, fn=Fold.MIN, axis=0) if t.numel > 1 else None
+        first = v(ops.Reshape, (first,), scalar) if least is None else least
+        done = v(ops.CompareOp, (first, constant(b, t.numel, T.i32)), BOOL, fn=Compare.GE)
         yes, no = Block(), Block()
         with b.inside(yes):
-            b.builder.emit(ops.Break, (seen,))
+            b.builder.emit(ops.Break, (seen, first))
         with b.inside(no):
             step = t.numel
             place = []
+            first = cast(b, first, T.i64)
             for origin, n in zip(origins, extents, strict=True):
                 step //= n
                 at = v(ops.BinaryOp, (first, constant(b, step, T.i64)), INDEX, fn=Binary.QUOT)
@@ -352,15 +365,8 @@ def _take_flagged(
             b.builder.emit(ops.Yield)
         b.builder.emit(ops.If, (done,), (), (yes, no))
         b.builder.emit(ops.Continue)
-    word = b.builder.emit(ops.Loop, (), (t,), (body,)).result
-    half = constant(b, 32, u64, extents)
-    mark = v(ops.BinaryOp, (word, half), t, fn=Binary.SHR)
-    wanted = v(ops.BinaryOp, (expected, half), t, fn=Binary.SHR)
-    right = v(ops.CompareOp, (mark, wanted), TileType(T.b1, extents), fn=Compare.EQ)
-    right = v(ops.Reshape, (right,), TileType(T.b1, (t.numel,)))
-    if outside is not None:
-        right = v(ops.BinaryOp, (right, outside), right.type, fn=Binary.OR)
-    right = v(ops.Reduce, (right,), BOOL, fn=Fold.AND, axis=0) if t.numel > 1 else v(ops.Reshape, (right,), BOOL)
+    word, outcome = b.builder.emit(ops.Loop, (), (t, scalar), (body,)).results
+    right = v(ops.CompareOp, (outcome, constant(b, t.numel + 1, T.i32)), BOOL, fn=Compare.EQ)
     message = f"{role}: `{view.name}` was written again before it was taken; alternate between places"
     b.builder.emit(ops.Check, (right,), kind=CheckKind.ASSERT, message=message)
     payload = cast(b, word, bits)

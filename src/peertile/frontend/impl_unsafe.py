@@ -8,7 +8,7 @@ from peertile.frontend.impl_tiles import enum_arg
 from peertile.frontend.orders import order_arg, scope_arg
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
-from peertile.frontend.values import NONE, Abstract, Pointer, Tile, Token, Tup, describe
+from peertile.frontend.values import NONE, Abstract, MulticastPointer, Pointer, Tile, Token, Tup, describe
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.types import PointerType, Space, TileType, TokenType, Type
@@ -38,6 +38,11 @@ def _join_tokens(b: Build, *tokens: Abstract) -> Abstract:
 
 
 def _pointer(b: Build, value: Abstract, role: str) -> Pointer:
+    if isinstance(value, MulticastPointer):
+        b.fail(
+            f"{role}: pointer: expected an ordinary or a unicast address, got {describe(value)}; view it with "
+            "T.unsafe.multicast_view and use its multimem operations"
+        )
     if not isinstance(value, Pointer):
         b.fail(f"{role}: pointer: expected a T.Pointer, got {describe(value)}")
     return value

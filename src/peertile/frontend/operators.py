@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from peertile.dtypes import i64
 from peertile.frontend.convert import broadcast_to, cast, constant, pair
 from peertile.frontend.scope import Build
-from peertile.frontend.values import Abstract, Known, Pointer, Tile, Tup, describe, is_number
+from peertile.frontend.values import Abstract, Known, MulticastPointer, Pointer, Tile, Tup, describe, is_number
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Binary, Compare, Unary
@@ -104,6 +105,8 @@ def elementwise(b: Build, fn: Binary, left: Abstract, right: Abstract, role: str
 def binary(b: Build, op: type[ast.operator], left: Abstract, right: Abstract) -> Abstract:
     """`left op right`."""
     symbol, fold, fn = _SYMBOLS[op]
+    if isinstance(left, MulticastPointer) or isinstance(right, MulticastPointer):
+        return _multicast_arithmetic(b, symbol, left, right)
     if isinstance(left, Pointer) or isinstance(right, Pointer):
         return _pointer_arithmetic(b, symbol, left, right)
     if isinstance(left, Known | Tup) and isinstance(right, Known | Tup) and fn is not None:
@@ -148,6 +151,26 @@ def _integer_power(b: Build, base: Tile, exponent: Known) -> Tile:
         if n:
             square = elementwise(b, Binary.MUL, square, square, "`**`")
     return result or Tile(constant(b, 1, base.type.dtype, base.type.shape))
+
+
+def _multicast_arithmetic(b: Build, symbol: str, left: Abstract, right: Abstract) -> MulticastPointer:
+    """A multicast address some elements on: it stays one address of all ranks' parts, never a tile of addresses."""
+    if symbol == "+" and isinstance(right, MulticastPointer):
+        left, right = right, left
+    number = isinstance(right, Known) and is_number(right) and isinstance(right.value, int)
+    scalar = isinstance(right, Tile) and right.type.is_scalar and right.type.dtype.is_int
+    if symbol not in ("+", "-") or not isinstance(left, MulticastPointer) or not (number or scalar):
+        b.fail(
+            f"`{symbol}`: expected a multicast address and a scalar integer offset, got {describe(left)} and "
+            f"{describe(right)}; view the elements with T.unsafe.multicast_view(pointer, extent), and cut the view"
+        )
+    if isinstance(right, Known):
+        right = Tile(constant(b, right.value, i64))
+    assert isinstance(right, Tile)
+    step = cast(b, right.value, i64)
+    zero = constant(b, 0, i64) if left.offset is None else left.offset
+    fn = ops.Binary.ADD if symbol == "+" else ops.Binary.SUB
+    return replace(left, offset=b.builder.value(ops.BinaryOp, (zero, step), step.type, fn=fn))
 
 
 def _pointer_arithmetic(b: Build, symbol: str, left: Abstract, right: Abstract) -> Pointer:

@@ -36,6 +36,7 @@ __all__ = [
     "Mailbox",
     "Method",
     "Multicast",
+    "MulticastPointer",
     "MulticastTiles",
     "Peer",
     "Pointer",
@@ -231,11 +232,29 @@ class Peer(Abstract):
 
 @dataclass(frozen=True)
 class Multicast(Abstract):
-    """A T.Multicast parameter."""
+    """A T.Multicast parameter, or the `extent` elements of a multicast address from element `offset` on."""
 
     WORDS = language.Multicast
     name: str
     value: Value
+    offset: Value | None = None
+    extent: Value | None = None
+
+    @property
+    def type(self) -> MulticastType:
+        assert isinstance(self.value.type, MulticastType)
+        return self.value.type
+
+
+@dataclass(frozen=True)
+class MulticastPointer(Abstract):
+    """A T.Pointer parameter that is a multicast address, `offset` elements on. No ordinary access takes it."""
+
+    WORDS = language.Pointer
+    name: str
+    value: Value
+    offset: Value | None = None
+    classified: bool = False
 
     @property
     def type(self) -> MulticastType:
@@ -245,12 +264,15 @@ class Multicast(Abstract):
 
 @dataclass(frozen=True)
 class MulticastTiles(Abstract):
-    """A multicast parameter in tiles of one shape; `in_bounds` are promises about tile indices, one per axis."""
+    """A multicast parameter in tiles of one shape; `in_bounds` are promises about tile indices, one per axis. `base` is
+    the tile of the parameter at which tile 0 lies, `count` how many there are, where that is not all of it."""
 
     WORDS = language.MulticastTiles
     tensor: Multicast
     shape: tuple[int, ...]
     in_bounds: tuple[bool, ...]
+    base: Value | None = None
+    count: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -440,6 +462,8 @@ def describe(value: Abstract) -> str:
             return f"a round of the mailbox `{value.box.name}`"
         case TileView() | GatherView():
             return f"a {'partition' if isinstance(value, TileView) else 'gather'} of `{value.view.name}`"
+        case MulticastPointer():
+            return f"the multicast address `{value.name}`"
         case MulticastTiles():
             return f"a partition of the multicast `{value.tensor.name}`"
         case Transfer():

@@ -551,16 +551,16 @@ class _Parser:
         self.expect("<")
         dtype = self.dtype()
         self.expect(",")
-        rank, hardware = self.integer(), False
+        rank = self.integer()
         promises: dict[str, Any] = {}
         while self.accept(","):
             word = self.take("name", "a property of the object")
-            if word == "hardware":
-                hardware = True
+            if word in ("hardware", "pointer"):
+                promises[word] = True
             else:
                 self.promise(word, promises)
         self.expect(">")
-        return MulticastType(dtype, rank, **promises, hardware=hardware)
+        return MulticastType(dtype, rank, **promises)
 
     def mailbox_type(self) -> MailboxType:
         self.expect("<")

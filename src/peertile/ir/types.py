@@ -384,7 +384,8 @@ class MulticastType(ObjectType):
 
     `data` are the parts as peers see them, `window` the address of the multicast mapping: 0 where there is none and
     its operations are loops over the parts (`passes.multicast`). `hardware`: the mapping is one of the fabric, and a
-    backend emits its own instructions for it.
+    backend emits its own instructions for it. `pointer`: unsafe kernels take it as an address, which changes nothing
+    but the words that apply to it.
     """
 
     dtype: DType
@@ -393,6 +394,7 @@ class MulticastType(ObjectType):
     align: int = 0
     divisible: tuple[int, ...] = ()
     hardware: bool = False
+    pointer: bool = False
 
     def __post_init__(self) -> None:
         # One spelling per fact: no promise is written out, so that equal types compare equal.
@@ -414,4 +416,5 @@ class MulticastType(ObjectType):
             parts.append(f"align={self.align}")
         if any(d > 1 for d in self.divisible):
             parts.append(f"divisible=[{', '.join(map(str, self.divisible))}]")
-        return f"multicast<{', '.join([*parts, *(['hardware'] if self.hardware else [])])}>"
+        parts += [name for name in ("hardware", "pointer") if getattr(self, name)]
+        return f"multicast<{', '.join(parts)}>"

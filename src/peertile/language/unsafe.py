@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from peertile.language.multicast import Multicast
 from peertile.language.objects import Pointer
 from peertile.language.tiles import Tile
 from peertile.language.word import word
 from peertile.memory_model import Order, Rmw, Scope
 
-__all__ = ["atomic_cas", "atomic_rmw", "fence_alias", "join_tokens", "load_ptr", "store_ptr", "token", "unicast"]
+__all__ = [
+    "atomic_cas", "atomic_rmw", "fence_alias", "join_tokens", "load_ptr", "multicast", "multicast_view", "store_ptr",
+    "token", "unicast",
+]  # fmt: skip
 
 
 @word
@@ -49,6 +53,29 @@ def fence_alias(token: Any = None) -> Any:
     Example::
 
         token = T.unsafe.fence_alias(T.unsafe.token())
+    """
+
+
+@word
+def multicast(pointer: Pointer) -> Pointer:
+    """Says that `pointer` reaches corresponding memory of every rank. It makes no multicast mapping out of an ordinary
+    address: one that is not a mapping, as `MulticastTensor.pointer()` gives it, is refused at the launch. Integers
+    added to it keep it so. Ordinary loads, stores and atomics do not take it.
+
+    Example::
+
+        T.unsafe.multicast(mptr) + 64
+    """
+
+
+@word
+def multicast_view(pointer: Pointer, extent: Any) -> Multicast:
+    """The `extent` elements of every rank's memory from a multicast `pointer` on, as a T.Multicast of one axis.
+
+    Example::
+
+        view = T.unsafe.multicast_view(T.unsafe.multicast(mptr) + 64, 128)
+        view.partition((64,)).multimem_store((0,), T.ones((64,), view.dtype))
     """
 
 

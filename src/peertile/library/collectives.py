@@ -227,7 +227,7 @@ class Collectives:
         # The two ways of staging as arguments, and what was faster by size.
         self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
         self._staging: dict[int, Staging] = {}
-        self._objects = [
+        self._objects: list[Any] = [
             *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
             *(self._go, self._ready, self._done, self._lead, self._ack),
         ]
@@ -457,6 +457,9 @@ class Collectives:
                     f"all_reduce: FLAGGED: expected up to {FLAGGED_COUNT} elements of 2 or 4 bytes, "
                     f"got {count} of {dtype}; leave algorithm out"
                 )
+            return Algorithm.ONE_SHOT
+        if algorithm is Algorithm.FLAGGED and count == 0:
+            # Nothing would be exchanged, yet a turn taken: the next call could overwrite words that nobody has read.
             return Algorithm.ONE_SHOT
         if algorithm is Algorithm.RING and accumulator(dtype) != dtype:
             if forced:

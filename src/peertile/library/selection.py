@@ -82,7 +82,7 @@ def choose(collective: str, target: str, arch: str, world: int, nbytes: int) -> 
     """The measured winner for a message of `nbytes` per rank.
 
     >>> choose("all_reduce", "cpu", "x86_64-512", 2, 64 << 20).algorithm
-    <Algorithm.TWO_SHOT: 'two_shot'>
+    <Algorithm.PIPELINED: 'pipelined'>
     """
     for bound, choice in _rows(collective, target, arch, world):
         if nbytes <= bound:

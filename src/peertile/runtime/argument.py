@@ -101,6 +101,8 @@ class Argument:
     """Largest grid that the object has rows for; None where the kernel checks its slots itself."""
     slots: int | None = None
     """Slots of a signal or counter: how large a grid may be whose programs use the slot of their index."""
+    programs: int | None = None
+    """The grid that an exclusive partition gives, where it has one program for each tile."""
 
 
 def pack_words(values: tuple[int, ...]) -> bytes:
@@ -142,8 +144,15 @@ def symmetric_type(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...],
 
 
 def multicast_type(
-    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], align: int, *, hardware: bool = False
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    align: int,
+    *,
+    hardware: bool = False,
+    pointer: bool = False,
 ) -> Type:
-    """The canonical type of a multicast object; `hardware`: the fabric has a mapping of it."""
+    """The canonical type of a multicast object; `hardware`: the fabric has a mapping of it; `pointer`: passed as an
+    address."""
     unit, _, divisible = facts_of(0, shape, strides)
-    return canonical(MulticastType(dtype, len(shape), unit, align, divisible, hardware))
+    return canonical(MulticastType(dtype, len(shape), unit, align, divisible, hardware, pointer))

@@ -309,12 +309,14 @@ class Tensor:
         >>> pt.empty((50, 1000), pt.f32).partition((1, None)).tile_shape
         (1, 1024)
         """
+        if type(tile_shape) is int and ((tile_shape,), False, 1) in self._exclusive:
+            return Partition(self, (tile_shape,))  # cut like this before, hence checked before
         iterable = isinstance(tile_shape, Iterable) and not isinstance(tile_shape, str | bytes)
         shape = tuple(cast("Sequence[int | None]", tile_shape)) if iterable else (cast("int | None", tile_shape),)
         if None in shape and len(shape) == len(self.shape):
             whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
             shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
-        # Cut like this before, hence checked before. The types first: 4.0 and True would be found as 4 and 1.
+        # The types first: 4.0 and True would be found as 4 and 1.
         if {*map(type, shape)} == {int} and (shape, False, 1) in self._exclusive:
             return Partition(self, cast("tuple[int, ...]", shape))
         if len(shape) != len(self.shape):
@@ -497,6 +499,7 @@ class Partition:
                 (Use(t.storage, start, end, writes=True, exclusive=True, exempt=t._exempt),),
                 None,
                 t.shape,
+                programs=None if self.is_persistent else self.grid(),
             )
         return argument
 

@@ -4,6 +4,10 @@ Two steps are dependent if their operations reach one word and one of them write
 change places without anybody telling. After each run, for every two dependent steps that nothing else orders,
 the other order is put down as work. A wait and the write that lets it pass are never tried in the other order.
 Values (which replaced value a read returns, who is admitted) are all tried.
+
+What hosts and streams do is told by `Host.next_call` and `Operation.reach`: that a collective call was arrived at,
+or a launch begun, tells nobody. Two steps that happen in one order only, by the clocks of the machine (a barrier of
+hosts, a launch behind a copy), are not tried in the other one.
 """
 
 from __future__ import annotations
@@ -13,10 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peertile.meaning.numbers import satisfies
+from peertile.sim.clocks import join
+from peertile.sim.conditions import Overlap
+from peertile.sim.hosts import Call, Host
+from peertile.sim.launches import Launch
 from peertile.sim.memory import Object
 from peertile.sim.program import Program
 from peertile.sim.runs import Case, Outcome
 from peertile.sim.sites import Verb
+from peertile.sim.streams import Stream
 from peertile.sim.words import SIGNED, Word
 
 __all__ = ["Exhaustive"]
@@ -35,8 +44,17 @@ class _Next:
     writes: bool
     alone: bool = False
     wait: tuple[Any, Any, Any, Any] | None = None
+    others: tuple[tuple[int, int], ...] = ()
+    """Further places."""
+    rank: int = -1
+    asks: bool = False
+    """A host that asks how far the work of its rank has come."""
 
     def depends(self, other: _Next) -> bool:
+        if self.asks or other.asks:
+            return self.rank == other.rank
+        if self.others or other.others:
+            return any(a.depends(b) for a in self._single() for b in other._single())
         if self.alone or other.alone:
             return False
         if self.place is None or other.place is None:
@@ -47,12 +65,22 @@ class _Next:
         return same and (self.writes or other.writes)
 
 
+    def _single(self) -> list[_Next]:
+        return [_Next(place, self.writes, self.alone) for place in (self.place, *self.others)]
+
+
 _ALONE = _Next(None, False, alone=True)
 _ANY = _Next(None, True)
 
 
 def _next_of(task: Any) -> tuple[_Next, bool]:
     """The next operation of a ready task, and whether it can do it."""
+    if task.machine.is_wild:
+        return _ANY, True
+    if isinstance(task, Host):
+        return _Next(None, False, True, rank=task.rank, asks=task.next_call is Call.ASKS), True
+    if isinstance(task, Stream):
+        return _next_of_stream(task), True
     if not isinstance(task, Program):
         return _ANY, True
     at = task.at
@@ -74,6 +102,21 @@ def _next_of(task: Any) -> tuple[_Next, bool]:
     return _ANY, True
 
 
+def _next_of_stream(stream: Stream) -> _Next:
+    operation = stream.busy if stream.busy is not None else stream.queue[0] if stream.queue else None
+    machine = stream.machine
+    if stream.ending is not None or operation is None:
+        return _Next(None, False, True, rank=stream.rank)
+    if operation.reach is None or machine.resident is not None:
+        return _ANY
+    if isinstance(operation, Launch) and machine.conditions.overlap is not Overlap.ALWAYS:
+        return _ANY
+    if not operation.reach:
+        return _Next(None, False, True, rank=stream.rank)
+    first, *others = ((base, -1) for base in operation.reach)
+    return _Next(first, True, others=tuple(others), rank=stream.rank)
+
+
 @dataclass(slots=True)
 class _Node:
     """One choice of the current path: of a task, or of a value below `n`."""
@@ -85,6 +128,9 @@ class _Node:
     todo: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     before: Any = None
+    known: dict[int, int] = field(default_factory=dict)
+    """What the chosen task knew, by the clocks of the machine, when it was chosen."""
+    epoch: int = 0
 
     @property
     def is_task(self) -> bool:
@@ -134,6 +180,11 @@ class _Path:
         k = next(k for k, task in enumerate(ready) if task.entry == node.chosen)
         task = ready[k]
         node.before = task.at.value if isinstance(getattr(task, "at", None), Word) else None
+        if not node.able[node.chosen].alone:
+            node.known = dict(task.clock)
+            if isinstance(task, Stream) and task.queue:
+                join(node.known, task.queue[0].clock)
+            node.epoch = task.clock[task.entry]
         self.taken.append((k - current) % len(ready))
         return k
 
@@ -194,7 +245,7 @@ class Exhaustive:
             if what.alone:
                 clock[p] = i + 1
                 continue
-            if what.place is None:
+            if what.place is None or what.others:
                 earlier = [s for found in history.values() for s in found] + wild
             else:
                 earlier = [s for (base, _), found in history.items() if base == what.place[0] for s in found] + wild
@@ -202,7 +253,8 @@ class Exhaustive:
                 q, did = other.chosen, other.able[other.chosen]
                 if q == p or not did.depends(what):
                     continue
-                if clock.get(q, 0) <= j and not _lets_pass(other, did, what):
+                ordered = clock.get(q, 0) > j or node.known.get(q, 0) >= other.epoch > 0
+                if not ordered and not _lets_pass(other, did, what):
                     if p in other.able:
                         other.todo.add(p)
                     else:
@@ -214,7 +266,7 @@ class Exhaustive:
                         clock[e] = c
             clock[p] = i + 1
             kept = (i, node, dict(clock))
-            if what.place is None:
+            if what.place is None or what.others:
                 wild.append(kept)
             else:
                 history.setdefault(what.place, []).append(kept)

@@ -54,6 +54,7 @@ class Launch(Operation):
         name: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name or translation.kernel.name)
+        self.reach = ()
         self.machine = machine
         self.rank = rank
         self.translation = translation

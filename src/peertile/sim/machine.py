@@ -132,6 +132,8 @@ class Machine:
         """The host thread that calls from outside of `loop`, where the host is no task."""
         self.abortable: list[Any] = []
         """Operations that leave when their abort word is set: looked at when nobody is ready."""
+        self.is_wild = False
+        """Hosts have event loops, or the like: any step may depend on any other."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
         self._timers: list[tuple[int, int]] = []

@@ -61,8 +61,8 @@ class Object:
     """One allocation. `freed_by` says who gave it back."""
 
     __slots__ = (
-        "base", "data", "freed_by", "name", "nbytes", "parts", "rank", "shadow", "sizes", "typed_", "views", "words",
-        "zeroed",
+        "base", "data", "freed_by", "gone", "name", "nbytes", "parts", "rank", "shadow", "sizes", "typed_", "views",
+        "words", "zeroed",
     )  # fmt: skip
 
     def __init__(self, base: int, nbytes: int, rank: int, name: str, shadow: Shadow, data: Bytes, zeroed: bool) -> None:
@@ -80,6 +80,8 @@ class Object:
         self.views: dict[Any, View] = {}
         self.parts: list[tuple[int, int]] | None = None
         """[start, end) of what is lent out of it, in order; None: it was never divided."""
+        self.gone: list[tuple[int, int, str]] = []
+        """Parts that were given back and not lent again, and by whom."""
 
     def typed(self, dtype: DType) -> npt.NDArray[Any]:
         """All bytes as elements of `dtype`."""
@@ -125,7 +127,9 @@ class Object:
             return
         if self.parts is None:
             self.parts = []
-        insort(self.parts, (start, start + nbytes))
+        end = start + nbytes
+        insort(self.parts, (start, end))
+        self.gone = [part for part in self.gone if part[1] <= start or end <= part[0]]
         for cell in self.shadow.box((start, (), nbytes)).cells:
             cell.reborn()
         for key in [k for k in self.words if start <= k[0] < start + nbytes]:
@@ -138,11 +142,16 @@ class Object:
         end = start + nbytes
         if self.parts is not None and (start, end) in self.parts:
             self.parts.remove((start, end))
+        self.gone.append((start, end, by))
         for key, view in list(self.views.items()):
             low, high = view.ends()
             if low < end and start < high:
                 view.retire(by)
                 del self.views[key]
+
+    def given_back(self, start: int, end: int) -> str | None:
+        """Who gave back a part that these bytes reach, if somebody did."""
+        return next((by for low, high, by in self.gone if low < end and start < high), None)
 
     def part_around(self, start: int, end: int) -> bool:
         """Whether the bytes lie in one object, of those that were lent out if any were."""

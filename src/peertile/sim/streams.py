@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.clocks import Clock, join
 from peertile.sim.machine import Machine, Task
 from peertile.sim.verdicts import Waiter
 
-__all__ = ["Operation", "Stream"]
+__all__ = ["ANYTHING", "Operation", "Reach", "Stream"]
+
+
+Reach = tuple[int, ...] | None
+"""Objects, by their address, that the beginning of an operation accesses; None: nobody knows. For exploration."""
+ANYTHING: Final[Reach] = None
 
 
 class Operation:
     """One enqueued operation. `clock` is what the host knew; `after` what the stream knew at its end."""
 
-    __slots__ = ("after", "before", "calls", "clock", "name", "sequence", "state", "waiters")
+    __slots__ = ("after", "before", "calls", "clock", "name", "reach", "sequence", "state", "waiters")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,6 +36,7 @@ class Operation:
         self.after: Clock | None = None
         self.state: Any = None
         self.waiters: list[Task] = []
+        self.reach: Reach = ANYTHING
         self.calls: list[Callable[[], None]] = []
         """Called once it is over."""
 

@@ -325,9 +325,11 @@ class Lowering:
         if not candidates:
             return None
         taken = {s.to.buffer for s in group.sinks if isinstance(s, KeepSink | ReduceSink) and s.to is not None}
+        # A value of an outer block stays the expression that it is, and is computed again from what it reads.
+        sent = {id(s.node) for s in group.sinks if isinstance(s, KeepSink) and s.bind and s.node.block is self.block}
         later: set[Buffer] = set()
         for _, node in self.live():
-            later |= buffers_below(node, kept)
+            later |= buffers_below(node, kept & sent)
         for n in candidates:
             if n.buffer in later or n.buffer in taken or n.buffer in self.protected:
                 continue

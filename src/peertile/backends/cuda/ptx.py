@@ -40,7 +40,11 @@ SCOPE: Final = {Scope.PROGRAM: "cta", Scope.DEVICE: "gpu", Scope.SYSTEM: "sys"}
 FAULT_WAIT: Final = 4
 FAULT_ABORTED: Final = 5
 POLLS: Final = 64
-"""Looks at the word between two looks at the clock, the abort word and the fault record, which may be far away."""
+"""Looks at the word between two looks at the clock."""
+FAR_NS: Final = 200_000
+"""Time between two looks of a wait at the abort word and the fault record, which lie in memory of the host: for as long
+as such a look takes (tens of microseconds where all multiprocessors look) the word is not looked at. Looking after
+every few polls lets two ranks fall into step, each late because the other was."""
 
 LOOKS: Final = 256
 """Looks of a patient load: some 100 us in the memory of the device, after which who waits does so by one thread."""
@@ -453,7 +457,8 @@ def wait(poll: Poll) -> Function:
     """f(pointer0, expected0, …, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied
     [, the value or the index].
 
-    One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set;
+    One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set. It polls
+    with relaxed loads, and takes what they promise with an acquire load, which empties the nearest cache each time.
     `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire. A record names
     the first word.
     """
@@ -472,13 +477,14 @@ def wait(poll: Poll) -> Function:
         ".reg .b32 thread, count, stop;",
         ".reg .b64 first;",
         *(f".reg .b{d.bits} word{k}, seen{k};" for k, d in enumerate(poll.dtypes)),
-        ".reg .b64 begin, now, claim, got, limit, kind;",
+        ".reg .b64 begin, now, due, passed, claim, got, limit, kind;",
         "mov.b32 $0, 1;",
         "mov.b64 $1, 0;",
         "mov.u32 thread, %tid.x;",
         "setp.ne.u32 skip, thread, 0;",
         f"@skip bra {done};",
         "mov.u64 begin, %globaltimer;",
+        f"add.u64 due, begin, {FAR_NS};",
         f"{look}:",
         f"mov.b32 count, {POLLS};",
         f"{again}:",
@@ -488,18 +494,24 @@ def wait(poll: Poll) -> Function:
         f"@skip bra {again};",
         *widen,
         "mov.b32 $0, 0;",
+        "mov.u64 now, %globaltimer;",
+        "sub.u64 passed, now, begin;",
+        f"mov.b64 kind, {FAULT_WAIT};",
+        f"setp.ge.u64 skip, passed, {timeout};",
+        f"@skip bra {fail};",
+        "mov.b32 $0, 1;",
+        "setp.lt.u64 skip, now, due;",
+        f"@skip bra {look};",
+        "mov.b32 $0, 0;",
         f"ld.relaxed.sys.global.b32 stop, [{abort}];",
         "setp.ne.u32 skip, stop, 0;",
         f"@skip bra {aborted};",
         f"ld.relaxed.sys.global.b64 claim, [{fault}];",
         "setp.ne.u64 skip, claim, 0;",
         f"@skip bra {done};",
-        "mov.u64 now, %globaltimer;",
-        "sub.u64 now, now, begin;",
-        f"mov.b64 kind, {FAULT_WAIT};",
-        f"setp.ge.u64 skip, now, {timeout};",
-        f"@skip bra {fail};",
         "mov.b32 $0, 1;",
+        "mov.u64 now, %globaltimer;",
+        f"add.u64 due, now, {FAR_NS};",
         f"bra {look};",
         f"{aborted}:",
         f"mov.b64 kind, {FAULT_ABORTED};",
@@ -527,16 +539,25 @@ def wait(poll: Poll) -> Function:
 
 def _look(poll: Poll, k: int, done: str) -> list[str]:
     """One look at word k: on success `$1` is the result and the poll is done."""
+    d, word = poll.dtypes[k], f"word{k}"
+    sign = "s" if d.is_signed else "u"
+    end = [f"mov.b64 first, {word};" if d.bits == 64 else f"cvt.{sign}64.{sign}{d.bits} first, {word};"] * (k == 0)
+    end.append(f"mov.b64 $1, {k};" if poll.result == "index" else "mov.b64 $1, first;")
+    if not poll.order.acquires:
+        return [*_glance(poll, k, poll.order), *end, f"@ok bra {done};"]
+    missed = f"WAIT_MISSED{k}_${{:uid}}"
+    return [
+        *_glance(poll, k, Order.RELAXED), *end[:-1], f"@!ok bra {missed};", *_glance(poll, k, poll.order), *end,
+        f"@ok bra {done};", f"{missed}:",
+    ]  # fmt: skip
+
+
+def _glance(poll: Poll, k: int, order: Order) -> list[str]:
+    """Load word k and compare it: `ok`."""
     d, word, expected = poll.dtypes[k], f"word{k}", f"${3 + 2 * k}"
     sign = "s" if d.is_signed else "u"
-    lines = [f"ld.{poll.order.value}.{SCOPE[poll.scope]}.global.b{d.bits} {word}, [${2 + 2 * k}];"]
+    load = f"ld.{order.value}.{SCOPE[poll.scope]}.global.b{d.bits} {word}, [${2 + 2 * k}];"
     if poll.cmp is Cmp.AT_LEAST:
-        lines += [f"sub.s{d.bits} seen{k}, {word}, {expected};", f"setp.ge.s{d.bits} ok, seen{k}, 0;"]
-    elif poll.cmp in (Cmp.EQ, Cmp.NE):
-        lines.append(f"setp.{_COMPARE[poll.cmp]}.b{d.bits} ok, {word}, {expected};")
-    else:
-        lines.append(f"setp.{_COMPARE[poll.cmp]}.{sign}{d.bits} ok, {word}, {expected};")
-    if k == 0:
-        lines.append(f"mov.b64 first, {word};" if d.bits == 64 else f"cvt.{sign}64.{sign}{d.bits} first, {word};")
-    lines.append(f"mov.b64 $1, {k};" if poll.result == "index" else "mov.b64 $1, first;")
-    return [*lines, f"@ok bra {done};"]
+        return [load, f"sub.s{d.bits} seen{k}, {word}, {expected};", f"setp.ge.s{d.bits} ok, seen{k}, 0;"]
+    kind = f"b{d.bits}" if poll.cmp in (Cmp.EQ, Cmp.NE) else f"{sign}{d.bits}"
+    return [load, f"setp.{_COMPARE[poll.cmp]}.{kind} ok, {word}, {expected};"]

@@ -70,6 +70,12 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         loops = [op.attrs["stages"] for op in walk(kernel.body) if isinstance(op, ops.For)]
         return warps, stages or max([3, *(s for s in loops if s > 1)])
     if warps is None:
+        ordered = [op for op in walk(kernel.body) if isinstance(op, ops.TileLoad | ops.TileStore)]
+        if ordered:
+            # Such an element is one access of one thread, and somebody waits for it: as many threads as elements.
+            most = max(_numel((op.result if isinstance(op, ops.TileLoad) else op.operands[1]).type) for op in ordered)
+            return max(1, min(most // 32, 16)), stages or 3
+    if warps is None:
         nbytes = max(
             (
                 _numel(v.type) * v.type.dtype.itemsize

@@ -127,7 +127,7 @@ class CpuDevice(DriverDevice):
         self._heap = Heap(memory_limit, poison=poison, device=self._name)
         self._arenas = Arenas()
         self._lock = threading.Lock()  # protects the lists below
-        self._streams: list[CpuStream] = []
+        self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._workers: list[threading.Thread] = []
         self._worker_count = threads - 1
         self._closed = False
@@ -204,19 +204,20 @@ class CpuDevice(DriverDevice):
     def close(self) -> None:
         self._enter()
         with self._lock:
-            for stream in self._streams:
+            streams = list(self._streams)
+            for stream in streams:
                 if stream.words[S.COMPLETED] < stream.words[S.SUBMITTED]:
                     raise LaunchError(
                         f"{self._name}: cannot close while operations are pending; sync its streams first"
                     )
             self._closed = True
-        for stream in self._streams:
+        for stream in streams:
             stream.stop()
         self._native.stop_workers(self._address)
-        threads = [t for t in (*self._workers, *(s.thread for s in self._streams)) if t is not None]
+        threads = [t for t in (*self._workers, *(s.thread for s in streams)) if t is not None]
         for thread in threads:
             thread.join(1.0)
-        for stream in self._streams:
+        for stream in streams:
             streams_by_address.pop(stream.address, None)
         if not any(t.is_alive() for t in threads):
             self._arenas.release()
@@ -274,12 +275,12 @@ class CpuDevice(DriverDevice):
             raise ArgumentError(f"priority: expected 0 (cpu streams have no priorities), got {priority}")
         stream = CpuStream(self._native, self._address, self._arenas, next(_numbers))
         with self._lock:
-            self._streams.append(stream)
+            self._streams.add(stream)
             streams_by_address[stream.address] = stream
         return stream
 
     def destroy_stream(self, stream: StreamHandle) -> None:
-        """Its native memory stays until the device is closed: events of it may still be waited for."""
+        """Its native memory goes to the next stream once no event and no ticket of it is left."""
         self._enter()
         own = as_own(stream, CpuStream, "stream")
         with own.lock:
@@ -623,7 +624,10 @@ class CpuDevice(DriverDevice):
         """A print buffer for a launch, and what empties it: the stream's, or a new one for a node of a graph."""
         memory = stream.print_address
         if not memory or stream.capture is not None:
-            memory = self._map(PRINT_HEADER_BYTES + _PRINT_BYTES)
+            try:
+                memory = self._arenas.printers.popleft()
+            except IndexError:
+                memory = self._map(PRINT_HEADER_BYTES + _PRINT_BYTES)
             ctypes.memset(memory, 0xFF, PRINT_HEADER_BYTES + _PRINT_BYTES)
             words_at(memory, PRINT_HEADER_BYTES)[:] = _print_header
             if stream.capture is None:

@@ -6,9 +6,11 @@ must stay alive, Python functions), and which operations failed or were skipped.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -52,7 +54,11 @@ ARGS_AT: Final = ARGS * 8
 INLINE_ARGS: Final = COMMAND_BYTES - ARGS_AT
 _SLAB: Final = 64  # operation slots made at a time
 _PRUNE_AT: Final = 32  # launches hold nothing but their module: letting go of what is over need not be at once
-_COMPLETED, _FAILED = int(S.COMPLETED), int(S.FAILED)  # indexing with a member of an enumeration costs twice as much
+_COMPLETED, _FAILED, _SUBMITTED = (
+    int(S.COMPLETED),
+    int(S.FAILED),
+    int(S.SUBMITTED),
+)  # indexing with a member of an enumeration costs twice as much
 
 
 def words_at(address: int, nbytes: int) -> memoryview:
@@ -144,16 +150,25 @@ class _Span:
 
 
 class Arenas:
-    """Memory for frames and scratch of waiting launches, reused by all streams of a device."""
+    """Native memory that the streams of a device take and give back: frames and scratch of waiting launches, the
+    streams' own structures, slots of operations. None of it is unmapped before the device is closed: a worker that is
+    late may still store the time into the context of a launch that is over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects both lists
         self._free: list[tuple[int, int]] = []  # (size, address)
         self._all: list[tuple[int, int]] = []
+        # Given back by finalisers, where no lock may be taken: appending to a deque and popping from it are atomic.
+        self._returned: deque[tuple[int, int]] = deque()
+        self.structures: deque[int] = deque()
+        self.slabs: deque[int] = deque()
+        self.printers: deque[int] = deque()
 
     def take(self, nbytes: int) -> tuple[int, int]:
         size = 1 << max(nbytes - 1, (1 << 20) - 1).bit_length()
         with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
             for k, (have, _) in enumerate(self._free):
                 if size <= have <= 4 * size:
                     return self._free.pop(k)
@@ -166,14 +181,14 @@ class Arenas:
             return size, address
 
     def give(self, arena: tuple[int, int]) -> None:
-        with self._lock:
-            self._free.append(arena)
+        self._returned.append(arena)
 
     def release(self) -> None:
         with self._lock:
             for size, address in self._all:
                 unmap(address, size)
             self._all, self._free = [], []
+            self._returned.clear()
 
 
 class CpuStream(StreamHandle):
@@ -197,6 +212,7 @@ class CpuStream(StreamHandle):
         "pending",
         "print_address",
         "retired",
+        "slabs",
         "slots",
         "spans",
         "thread",
@@ -204,8 +220,14 @@ class CpuStream(StreamHandle):
     )
 
     def __init__(self, native: Native, device_address: int, arenas: Arenas, number: int) -> None:
+        self.arenas = arenas
+        self.slabs: list[int] = []
         nbytes = STREAM_BYTES + EXECUTOR_BYTES
-        self.address = map_anonymous(nbytes)
+        try:
+            self.address = arenas.structures.popleft()
+            ctypes.memset(self.address, 0, STREAM_BYTES)  # the executor's scratch behind it is as good as new
+        except IndexError:
+            self.address = map_anonymous(nbytes)
         if not self.address:
             raise AllocationError(f"stream: the system has no {nbytes} bytes; destroy some streams")
         self.native = native
@@ -220,7 +242,6 @@ class CpuStream(StreamHandle):
         self.thread: threading.Thread | None = None
         self.closed = False
         self.callback_error: BaseException | None = None
-        self.arenas = arenas
         self.arena: tuple[int, int] = (0, 0)
         self.retired: list[tuple[int, tuple[int, int]]] = []  # (last operation that may use it, arena)
         self.print_address = 0
@@ -238,12 +259,30 @@ class CpuStream(StreamHandle):
     def __repr__(self) -> str:
         return f"CpuStream({self.number})"
 
+    def __del__(self) -> None:
+        """Nothing can reach the stream any more: no handle, no ticket, no event, no wait of another stream, and not its
+        thread, which has ended. Its memory is for the next one."""
+        with contextlib.suppress(AttributeError, TypeError):  # not made to the end, or the modules are gone
+            if self.closed and self.words[_COMPLETED] >= self.words[_SUBMITTED]:
+                self.arenas.structures.append(self.address)
+                self.arenas.slabs.extend(self.slabs)
+                if self.print_address:
+                    self.arenas.printers.append(self.print_address)
+                for arena in (self.arena, *(arena for _, arena in self.retired)):
+                    if arena[0]:
+                        self.arenas.give(arena)
+
     # ------------------------------------------------------------------------------------------------ enqueue
 
     def _more_slots(self) -> None:
-        base = map_anonymous(_SLAB * COMMAND_BYTES)
+        try:
+            base = self.arenas.slabs.popleft()
+            ctypes.memset(base, 0, _SLAB * COMMAND_BYTES)
+        except IndexError:
+            base = map_anonymous(_SLAB * COMMAND_BYTES)
         if not base:
             raise AllocationError(f"stream: the system has no {_SLAB * COMMAND_BYTES} bytes for operations")
+        self.slabs.append(base)
         self.slots.extend(Slot(base + k * COMMAND_BYTES) for k in range(_SLAB))
 
     def _prune(self) -> None:
@@ -528,5 +567,6 @@ class CpuStream(StreamHandle):
 callback_threads: Final[set[int]] = set()
 """Threads that are inside a host callback now."""
 
-streams_by_address: Final[dict[int, CpuStream]] = {}
-"""Streams of all open devices: a fault that crosses streams names its source by address."""
+streams_by_address: Final[weakref.WeakValueDictionary[int, CpuStream]] = weakref.WeakValueDictionary()
+"""Streams of all open devices: a fault that crosses streams names its source by address. An operation that waits for
+another stream keeps that stream alive until its fault has been read."""

@@ -80,7 +80,7 @@ from peertile.runtime.drivers.cuda_ops import (
     WaitWord,
     WriteValue,
 )
-from peertile.runtime.drivers.cuda_peers import HostPages
+from peertile.runtime.drivers.cuda_peers import HostPages, SharedModules
 from peertile.runtime.drivers.cuda_probe import capabilities_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
@@ -95,6 +95,7 @@ _HEALTH_NS: Final = 2_000_000
 
 _segments: Final = Segments()
 _pages: Final = HostPages()
+_modules: Final = SharedModules()
 _devices: Final[weakref.WeakSet[CudaDevice]] = weakref.WeakSet()
 _numbers: Final = itertools.count(1)
 
@@ -293,6 +294,7 @@ class CudaDevice(DriverDevice):
                 for own in (self.side.cu, self._capture):
                     api.destroy_stream(own)
                 _pages.leave(self)
+                _modules.leave(self)
                 self.pinned.release()
                 self.heap.release()
             self.api.release_context(self.handle)
@@ -619,12 +621,11 @@ class CudaDevice(DriverDevice):
             )
         with _Using(self) as api:
             try:
-                module = api.load_module(binary.payload)
+                module, function = _modules.load(self, binary.payload, binary.entry)
             except CudaError as error:
                 if error.name != "CUDA_ERROR_NO_BINARY_FOR_GPU":
                     raise
                 raise self._wrong_arch(binary) from error
-            function = api.function(module, binary.entry)
             if binary.shared_bytes > 0:
                 api.allow_shared_memory(function, binary.shared_bytes)
             blocks = api.occupancy(function, binary.threads, binary.shared_bytes)
@@ -647,9 +648,9 @@ class CudaDevice(DriverDevice):
 
     def unload_module(self, module: ModuleHandle) -> None:
         own = as_own(module, CudaModule, "module")
-        with _Using(self) as api:
+        with _Using(self):
             if own.module is not None:
-                api.unload_module(own.module)
+                _modules.unload(self, own.module)
                 own.module = own.function = None
 
     def max_resident(self, module: ModuleHandle) -> int:

@@ -1,21 +1,25 @@
-"""What the devices of one process share because of their ranks: the host's abort words, as kernels read them.
+"""What the devices of one process share because of their ranks: abort words of the host, and loaded kernels.
 
 A group's abort word lies in memory of the host that several processes map. Its page is registered with the NVIDIA
 driver once in a process and stays so until the last device that polls it is closed, with the context that it was
 registered in: a device may be closed before its peers of the same process have stopped polling.
+
+Loading a kernel waits for what runs in its context. Two ranks on one GPU have one context, so the second would wait
+for the first, which is in the kernel already and waits for the second: a kernel is loaded once for both.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from peertile.errors import UnsupportedError
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
 
-__all__ = ["PAGE_BYTES", "HostPages", "Poller"]
+__all__ = ["PAGE_BYTES", "HostPages", "Poller", "SharedModules"]
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -26,6 +30,7 @@ class Poller(Protocol):
     api: CudaApi
     handle: Any
     name: str
+    context_number: int
 
 
 @dataclass(slots=True)
@@ -83,3 +88,75 @@ class HostPages:
                     finally:
                         api.pop_context()
                         api.release_context(known.owner.handle)
+
+
+_Key = tuple[int, str, bytes]  # context, entry, cubin
+
+
+@dataclass(slots=True)
+class _Loaded:
+    module: Any
+    function: Any
+    users: Counter[int] = field(default_factory=Counter)  # by identity of the device: how often it has loaded it
+
+
+class SharedModules:
+    """The loaded kernels of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects the tables; never held during a call of the NVIDIA driver
+        self._loading: dict[int, threading.Lock] = {}  # by context: held while a kernel is loaded there
+        self._loaded: dict[_Key, _Loaded] = {}
+        self._keys: dict[int, _Key] = {}  # by number of the module
+
+    def load(self, device: Poller, payload: bytes, entry: str) -> tuple[Any, Any]:
+        """(module, function) in the current context, which is that of `device`."""
+        key = device.context_number, entry, payload
+        with self._lock:
+            loading = self._loading.setdefault(device.context_number, threading.Lock())
+            known = self._found(key, device)
+        if known is None:
+            with loading:
+                with self._lock:
+                    known = self._found(key, device)
+                if known is None:
+                    module = device.api.load_module(payload)
+                    known = _Loaded(module, device.api.function(module, entry), Counter({id(device): 1}))
+                    with self._lock:
+                        self._loaded[key] = known
+                        self._keys[int(module)] = key
+        return known.module, known.function
+
+    def _found(self, key: _Key, device: Poller) -> _Loaded | None:
+        known = self._loaded.get(key)
+        if known is not None:
+            known.users[id(device)] += 1
+        return known
+
+    def unload(self, device: Poller, module: Any) -> None:
+        """Undo one `load` by `device`."""
+        with self._lock:
+            key = self._keys[int(module)]
+            known = self._loaded[key]
+            known.users[id(device)] -= 1
+            last = not +known.users
+            if last:
+                self._forget(key, known)
+        if last:
+            device.api.unload_module(module)
+
+    def leave(self, device: Poller) -> None:
+        """The device is idle and being closed: what nobody else uses is unloaded."""
+        with self._lock:
+            mine = [(k, v) for k, v in self._loaded.items() if id(device) in v.users]
+            for key, known in mine:
+                del known.users[id(device)]
+                if not +known.users:
+                    self._forget(key, known)
+        for _, known in mine:
+            if not +known.users:
+                device.api.unload_module(known.module)
+
+    def _forget(self, key: _Key, known: _Loaded) -> None:
+        del self._loaded[key]
+        del self._keys[int(known.module)]

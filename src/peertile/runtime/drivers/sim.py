@@ -56,7 +56,7 @@ from peertile.sim.choices import ReplayChooser
 from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine
 from peertile.sim.memory import Object
-from peertile.sim.streams import Operation
+from peertile.sim.streams import ANYTHING, Operation, Reach
 from peertile.sim.verdicts import Waiter
 from peertile.sim.words import Rule
 
@@ -260,7 +260,7 @@ class SimDevice(DriverDevice):
         def record(_stream: SimStream, _operation: Operation) -> None:
             stamp.append(machine.now_ns + machine.steps)
 
-        own.ticket = queue.put(Make("event record", lambda: Action("event record", record)))
+        own.ticket = queue.put(Make("event record", lambda: Action("event record", record, ())))
         own.operation = queue.operations[own.ticket.sequence]
         own.stamp = stamp
         return own.ticket
@@ -365,9 +365,12 @@ class SimDevice(DriverDevice):
         return f"{name} at {place}" if place else name
 
     def _action(
-        self, stream: StreamHandle, name: str, function: Callable[[SimStream, Operation], FaultRecord | None]
-    ) -> Ticket:
-        return as_own(stream, SimStream, "stream").put(Make(name, lambda: Action(name, function)))
+        self, stream: StreamHandle, name: str, function: Callable[[SimStream, Operation], FaultRecord | None],
+        *addresses: int,
+    ) -> Ticket:  # fmt: skip
+        found = [self.machine.memory.find(address) for address in addresses]
+        reach: Reach = tuple(place[0].base for place in found if place is not None) if addresses else ANYTHING
+        return as_own(stream, SimStream, "stream").put(Make(name, lambda: Action(name, function, reach)))
 
     def copy(
         self, stream: StreamHandle, dst: int, src: int, nbytes: int, *, name: str = "copy", on_caller: bool = False
@@ -377,7 +380,7 @@ class SimDevice(DriverDevice):
             raise ArgumentError(f"nbytes: expected an integer >= 0, got {nbytes}")
         machine = self.machine
         told = self._told(name)
-        return self._action(stream, name, lambda s, _: engine.copy(machine, s, told, dst, src, nbytes))
+        return self._action(stream, name, lambda s, _: engine.copy(machine, s, told, dst, src, nbytes), dst, src)
 
     def fill(
         self,
@@ -395,7 +398,7 @@ class SimDevice(DriverDevice):
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         machine = self.machine
         told = self._told(name)
-        return self._action(stream, name, lambda s, _: engine.fill(machine, s, told, dst, one, count))
+        return self._action(stream, name, lambda s, _: engine.fill(machine, s, told, dst, one, count), dst)
 
     def write_value(
         self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
@@ -404,7 +407,9 @@ class SimDevice(DriverDevice):
         _check_word(address, width)
         machine = self.machine
         told = self._told(name)
-        return self._action(stream, name, lambda s, _: engine.write_value(machine, s, told, address, value, width))
+        return self._action(
+            stream, name, lambda s, _: engine.write_value(machine, s, told, address, value, width), address
+        )
 
     def wait_value(
         self,

@@ -35,7 +35,7 @@ from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import FIRST_ADDRESS, Symmetric, View, scalar
 from peertile.sim.program import Program, ProgramFault
 from peertile.sim.sites import Site, Verb
-from peertile.sim.streams import Operation, Stream
+from peertile.sim.streams import ANYTHING, Operation, Reach, Stream
 from peertile.sim.verdicts import LaunchContract, StaleArgument, Waiter
 from peertile.sim.words import Word
 
@@ -197,9 +197,12 @@ class Action(Operation):
 
     __slots__ = ("function",)
 
-    def __init__(self, name: str, function: Callable[[SimStream, Operation], FaultRecord | None]) -> None:
+    def __init__(
+        self, name: str, function: Callable[[SimStream, Operation], FaultRecord | None], reach: Reach = ANYTHING
+    ) -> None:
         super().__init__(name)
         self.function = function
+        self.reach = reach
 
     def start(self, stream: Stream) -> bool:
         assert isinstance(stream, SimStream)
@@ -230,6 +233,7 @@ class WaitValue(Operation):
         signed: bool, abort: int,
     ) -> None:  # fmt: skip
         super().__init__(name)
+        self.reach = (machine.memory.at(address)[0].base,)
         self.machine = machine
         self.address = address
         self.value = value
@@ -312,6 +316,7 @@ class WaitEvent(Operation):
 
     def __init__(self, name: str, source: SimStream, target: Operation) -> None:
         super().__init__(name)
+        self.reach = ()
         self.source = source
         self.target = target
 
@@ -612,4 +617,7 @@ def _view(machine: Machine, name: str, t: ViewType, words: Sequence[int]) -> Vie
     view = target.views.get(key)
     if view is None:
         view = target.views[key] = View(t, target, offset, extents, tuple(s * size for s in strides), name)
+        by = target.given_back(*view.ends()) if target.gone else None
+        if by is not None:
+            view.retire(by)
     return view
