@@ -9,6 +9,8 @@ object is made and no setting of a GPU is changed.
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -185,6 +187,22 @@ def many_programs(group: pt.Group) -> Any:
     return found
 
 
+def traced(group: pt.Group) -> Json:
+    """The test of puts of views, size by size, with the stacks of a rank that takes long."""
+    sys.path.insert(0, str(ROOT / "tests" / "peer"))
+    ranks: Any = importlib.import_module("transfer_ranks")
+    faulthandler.dump_traceback_later(12, exit=False)
+    found: Json = {}
+    for n in ranks.SIZES:
+        begin = time.perf_counter()
+        ranks.views_are_put(group, (n,))
+        found[str(n)] = round(time.perf_counter() - begin, 3)
+        if group.rank == 0:
+            print(json.dumps({"n": n, "s": found[str(n)]}), flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    return found
+
+
 def spawned(function: Callable[..., Any], ranks: int, *args: Any, model: pt.RankModel, s: float = 60) -> Any:
     return pt.spawn(function, ranks, args, model=model, timeout_s=s)
 
@@ -205,6 +223,10 @@ def step_heaps() -> None:
     table["processes 3"] = lambda: spawned(uses_heap, 3, None, 2, model=PROCESSES)
     table["forced fabric"] = lambda: spawned(forced, 2, "fabric", model=PROCESSES)
     parts(table)
+
+
+def step_traced() -> None:
+    parts({"puts, processes": lambda: spawned(traced, 2, model=PROCESSES, s=25)})
 
 
 def step_faults() -> None:
@@ -335,6 +357,7 @@ def step_info() -> None:
 STEPS: dict[str, tuple[Callable[[], None], float]] = {
     "heaps": (step_heaps, 60), "examples": (step_examples, 90), "faults": (step_faults, 90), "tests": (step_tests, 175),
     "plans": (step_plans, 105), "info": (step_info, 20), "warm": (step_warm, 85),
+    "traced": (step_traced, 30),
 }  # fmt: skip
 
 

@@ -309,7 +309,7 @@ def test_a_pointer_that_leaves_its_object_of_a_heap_is_out_of_bounds(n: int) -> 
     assert report.clean is (n == 64), str(report)
     if n != 64:
         assert report.verdicts[0].headline == (
-            "out of bounds: bytes 0 to 512 of symmetric memory, and reaches 256 bytes behind the object at bytes 0 to 256"
+            "out of bounds: bytes 508 to 512 of symmetric memory, 252 bytes behind the object at bytes 0 to 256"
         )
 
 

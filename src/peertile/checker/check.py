@@ -34,13 +34,14 @@ ABSTRACTIONS: Final = (
 
 @dataclass
 class CheckReport:
-    """What a check found. `clean`: nothing."""
+    """What a check found. `clean`: nothing, neither by running nor without."""
 
     program: str
     ranks: int
     exploration: Report
     order_faults: dict[str, str] = field(default_factory=dict)
-    """Rules of memory order that the compiler would refuse, by place."""
+    """Rules of memory order that the compiler refuses without running anything, by place: shown first. Here the
+    program runs all the same, so that the race itself can be seen."""
     output: str = ""
     """What the last schedule printed."""
     trace: Trace | None = field(default=None, repr=False)
@@ -52,15 +53,22 @@ class CheckReport:
 
     @property
     def clean(self) -> bool:
-        return not self.verdicts
+        return not self.verdicts and not self.order_faults
 
     def statement(self) -> str:
         """What was covered."""
         return self.exploration.statement()
 
     def __str__(self) -> str:
-        parts = [str(verdict) for verdict in self.verdicts] or [f"{self.program}: no fault found on {self.ranks} ranks"]
-        parts += [f"order: {place}: {message}" for place, message in self.order_faults.items()]
+        parts = [
+            f"order: {message}\n  {place}\n  the compiler refuses this without running it"
+            for place, message in self.order_faults.items()
+        ]
+        parts += [str(verdict) for verdict in self.verdicts]
+        if self.clean:
+            parts.append(f"{self.program}: no fault found on {self.ranks} ranks")
+        elif not self.verdicts:
+            parts.append(f"{self.program}: no schedule showed a fault on {self.ranks} ranks")
         parts.append("covered: " + self.statement().replace("\n", "\n         "))
         return "\n\n".join(parts)
 

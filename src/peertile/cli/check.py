@@ -10,6 +10,7 @@ import typer
 
 from peertile.checker.check import check as check_program
 from peertile.errors import ArgumentError
+from peertile.sim.conditions import Conditions, Overlap
 from peertile.sim.verdicts import read_choices
 
 __all__ = ["check"]
@@ -29,6 +30,16 @@ def check(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="All schedules that differ.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most schedules of an exhaustive check.")] = 20_000,
     resident: Annotated[int | None, typer.Option(min=1, help="Programs of a rank that run at once.")] = None,
+    overlap: Annotated[
+        Overlap, typer.Option(help="Whether kernels of one device on different streams run at the same time.")
+    ] = Overlap.ALWAYS,
+    queue: Annotated[int | None, typer.Option(min=1, help="Operations that a stream takes before its host waits.")] = None,
+    blocking_launches: Annotated[
+        bool, typer.Option("--blocking-launches", help="A launch returns when its kernel has ended.")
+    ] = False,
+    syncing_allocations: Annotated[
+        bool, typer.Option("--syncing-allocations", help="Allocating and freeing wait for the device to be idle.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
@@ -53,6 +64,7 @@ def check(
         argv=arguments,
         resident=resident,
         traced=html is not None,
+        conditions=Conditions(overlap, queue, blocking_launches, syncing_allocations),
     )
     if html is not None:
         html.write_text(report.page())

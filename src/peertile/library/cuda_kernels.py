@@ -9,10 +9,11 @@ Two ways to exchange a tile with the same program of every other rank, each in o
 Data is pushed, never pulled: a store over NVLink is worth more than a load, and nobody waits for it.
 
 Turns count in device memory (`turn`, one for each program and way), over all launches, so that a relaunch and a
-replayed graph go on where the last one ended. How a slot is reused, the invariant: a program owns its slots, and handles one tile a
-turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn t + S - w, where w is how
-many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this program. So S >= 2w slots are
-enough and nothing is acknowledged. All programs of all ranks take the same turns, since grids and counts are equal.
+replayed graph go on where the last one ended. How a slot is reused, the invariant: a program owns its slots, and
+handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
+t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
+program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
+grids and counts are equal.
 
 What a kernel needs before it can send is an argument where it can be (`me`, this rank), not a word in memory: each
 would be a round trip to the memory of the device, which is a tenth of a small message's time.
@@ -20,9 +21,6 @@ would be a round trip to the memory of the device, which is a tenth of a small m
 Every kernel handles rank order: results are folded from rank 0 upwards, the same bits on every rank. Where there are
 two ranks, both orders give the same bits, and one's own part does not go through memory.
 """
-
-# ruff: noqa: SIM113, PT009
-# Kernels: tiles have operators in the kernel language, not in Python, and it has no enumerate.
 
 from __future__ import annotations
 
@@ -159,8 +157,9 @@ def flagged_reduce_scatter(
 
 @kernel
 def flagged_gather(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, N: T.Const[int], EACH: T.Const[bool]
-) -> None:
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    N: T.Const[int], EACH: T.Const[bool],
+) -> None:  # fmt: skip
     """Row r of out comes from rank r: its x (all-gather), or its row of x for this rank (EACH: all-to-all). A tile of
     out has the same columns of all rows."""
     p = T.program_id(0)
@@ -248,7 +247,7 @@ def pushed_all_reduce_in_place(
     out: T.Exclusive, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
-    """As pushed_all_reduce, of `out` itself, and no turn ahead: many programs of a multiprocessor keep the link busy."""
+    """As pushed_all_reduce, of `out` itself, and no turn ahead: the programs of a multiprocessor keep the link busy."""
     p = T.program_id(0)
     B = out.tile_shape[1]
     e = T.reshape(turn.load(), ())

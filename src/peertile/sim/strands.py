@@ -135,10 +135,7 @@ class UnsafeProgram(Program):
             target = self.machine.memory.objects[0]
             record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
             raise Found(Bounds(access=access_of(target, record, ()), message=f"address {address:#x} lies in no object"))
-        target, start = found
-        if target.parts is not None and not target.part_around(start, start + size):
-            record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
-            raise Found(outside_part(target, record, start, start + size))
+        self._inside(site, found[0], ((found[1], found[1] + size),))
         return found
 
     def _box(self, site: Site, size: int, addresses: Any) -> tuple[Object, Box, Any]:
@@ -152,6 +149,7 @@ class UnsafeProgram(Program):
             self.reach(site, target, first, last + size)
         n = flat.size
         if last - first == (n - 1) * size and (n == 1 or bool((np.diff(offsets) == size).all())):
+            self._inside(site, target, ((first, last + size),))
             return target, target.shadow.box((first, (), n * size)), offsets
         starts = np.unique(offsets)
         runs: list[tuple[int, int]] = []
@@ -160,7 +158,17 @@ class UnsafeProgram(Program):
                 runs[-1] = (runs[-1][0], start + size)
             else:
                 runs.append((start, start + size))
+        self._inside(site, target, runs)
         return target, target.shadow.box_of_runs(tuple(runs)), offsets
+
+    def _inside(self, site: Site, target: Object, runs: Sequence[tuple[int, int]]) -> None:
+        """Runs of bytes each lie in one object of those that a heap has lent out."""
+        if target.parts is None:
+            return
+        for start, end in runs:
+            if not target.part_around(start, end):
+                record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
+                raise Found(outside_part(target, record, start, end))
 
     def _words(self, site: Site, dtype: DType, pointer: Any, mask: Any) -> list[tuple[tuple[int, ...], Word]]:
         addresses = np.asarray(pointer)

@@ -141,9 +141,7 @@ class Memory(Folds):
     # -- words of one's own that already say what is waited for
 
     def _word(self, order: Order = Order.WEAK, scope: Scope | None = None) -> Value:
-        return self.emit(
-            ops.WordLoad, (self.named["w"], self.program), TileType(self.words), order=order, scope=scope
-        )
+        return self.emit(ops.WordLoad, (self.named["w"], self.program), TileType(self.words), order=order, scope=scope)
 
     def awaited(self) -> V | None:
         cmp = self.r.choice([Cmp.EQ, Cmp.GE, Cmp.LE])
@@ -154,7 +152,9 @@ class Memory(Folds):
     def awaited_any(self) -> V | None:
         """Of the same word twice, the second is the one that is satisfied, or the first of both."""
         seen = self._word(Order.RELAXED, Scope.SYSTEM)
-        other = self.emit(ops.BinaryOp, (seen, self.const(1, TileType(self.words)).value), TileType(self.words), fn=Binary.XOR)
+        other = self.emit(
+            ops.BinaryOp, (seen, self.const(1, TileType(self.words)).value), TileType(self.words), fn=Binary.XOR
+        )
         first = self.r.choice([seen, other])
         w = self.named["w"]
         operands = (w, first, self.program, w, seen, self.program)

@@ -34,6 +34,7 @@ from peertile.ir.types import (
     SymmetricType,
     TileType,
     TokenType,
+    TransferType,
     ViewType,
 )
 from peertile.memory_model import Cmp, Order, Rmw, Scope
@@ -430,6 +431,37 @@ def test_stores_around_the_caches_are_fenced_before_a_release():
     release = next(n for n, line in enumerate(lines) if "store atomic" in line)
     assert any("!nontemporal" in line for line in lines[:release])
     assert "sfence" in lines[release - 1]
+
+
+def test_a_release_that_a_loop_brings_behind_a_store_around_the_caches_is_fenced():
+    """The store stands behind the release in the text, and runs before it in the next trip."""
+    k = K(z=exclusive(f32, (64,), persistent=True), w=device_view(u64, 1))
+
+    def body(i, _):
+        word_store(k, k.w, k.const(1, u64), k.const(0))
+        k.store(k.z, k.full(1.0, f32, (64,)), [i])
+        return []
+
+    k.loop(k.const(0), k.const(4), [], body)
+    lines = lower_to_text(k.done()).splitlines()
+    release = next(n for n, line in enumerate(lines) if "store atomic" in line)
+    assert not any("!nontemporal" in line for line in lines[:release])
+    assert any("!nontemporal" in line for line in lines[release:])
+    assert "sfence" in lines[release - 1]
+
+
+def test_an_async_store_goes_around_the_caches_and_its_wait_fences():
+    k = K(x=shared(f32, 1), w=device_view(f32, 1))
+    tile = k.load(k.x, [0], (64,))
+    k.value(ops.AsyncStore, (k.w, tile, k.const(0)), TransferType())
+    k.b.emit(ops.WaitTransfer, ())
+    kernel = k.done()
+    text = lower_to_text(kernel)
+    assert text.index("!nontemporal") < text.index("sfence")
+    for n in (64, 37):  # all of a tile, and a tile that sticks out
+        x, w = np.arange(n, dtype=np.float32), np.full(n, 7, np.float32)
+        run(kernel, [x, w])
+        np.testing.assert_array_equal(w, x)
 
 
 # ---------------------------------------------------------------- raw pointers

@@ -31,6 +31,7 @@ from peertile.backends.cuda.state import (
     lowers,
     tile_of,
 )
+from peertile.backends.cuda.target import capability
 from peertile.dtypes import Kind
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Op, Value, walk
@@ -317,7 +318,8 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
     extra = "" if pipelined else ", num_stages=1"
     if pipelined and op.attrs["stages"] > 1:
         extra = f", num_stages={stages}"
-    if pipelined and e.options.flatten and any(isinstance(inner, ops.For) for inner in walk(body)):
+    flatten = e.options.flatten if e.options.flatten is not None else capability(e.arch) == 90
+    if pipelined and flatten and _is_persistent_product(op):
         extra += ", flatten=True"
     name = _declare(e, body.args[0], "k")
     head = f"for {name} in tl.range({', '.join(bounds)}{extra}):"
@@ -326,6 +328,17 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
         if go is not None:
             e.w.line(f"{go} = tl.full((), True, tl.int1)")
         _block(e, body)
+
+
+def _is_persistent_product(op: ops.For) -> bool:
+    """Whether this is a loop over tiles around one loop over an inner axis, and nothing else."""
+    inner = [x for x in op.blocks[0].ops if x.blocks]
+    return (
+        len(inner) == 1
+        and isinstance(inner[0], ops.For)
+        and any(isinstance(x, ops.Mma) for x in inner[0].blocks[0].ops)
+        and not any(x.blocks for x in inner[0].blocks[0].ops)
+    )
 
 
 def _bound(e: Emitter, v: Value, wide: str) -> str:
