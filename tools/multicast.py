@@ -69,8 +69,8 @@ def page() -> str:
     lines = [
         "# Multicast operations",
         "",
-        "What each operation of `T.Multicast` takes, and the instruction that it becomes where the fabric has a mapping "
-        "of the tensor (sm_90 and newer).",
+        "What each operation of `T.Multicast` takes, and the instruction that it becomes where the fabric has a "
+        "mapping of the tensor (sm_90 and newer).",
         "On cpu, on the simulated machine and on GPUs without such a mapping it is a loop over the ranks' parts, with "
         "the same results and the same refusals.",
         "`u32` is `i32` bits: `T.Rmw.MIN` and `T.Rmw.MAX` compare it as signed; `u64` wraps and shares its bits with "

@@ -134,6 +134,7 @@ def allocate(group):
     return "nothing"
 
 
+@pytest.mark.sentence("PR-20")
 def test_an_allocation_that_differs_on_one_rank_is_told_to_all():
     assert spawn(allocate, 2) == [UNEQUAL] * 2
 
@@ -152,6 +153,8 @@ def leftovers(token):
     return found
 
 
+@pytest.mark.sentence("PR-33")
+@pytest.mark.sentence("PR-36")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", bad_inputs.MISTAKES)
 def test_the_other_rank_is_let_go_and_nothing_is_left(name):

@@ -1,5 +1,6 @@
 """F11: after quiet a put is done for everybody, also for a rank that hears of it through another one."""
 
+import pytest
 from case_ranks import spawn
 
 import peertile as pt
@@ -31,5 +32,6 @@ def ranks(group):
     return wrong
 
 
+@pytest.mark.sentence("MM-34")
 def test_the_third_rank_always_sees_the_put():
     assert spawn(ranks, 3) == [0, 0, 0]

@@ -1,5 +1,6 @@
 """F23: an add behind a put changes one word: not its neighbours, and not the payload."""
 
+import pytest
 from case_ranks import spawn
 
 import peertile as pt
@@ -26,5 +27,6 @@ def ranks(group):
         return f.numpy().tolist(), x.numpy().tolist()
 
 
+@pytest.mark.feature("P4", "cpu")
 def test_the_third_word_alone_grows():
     assert spawn(ranks, 2)[1] == ([7, 7, 12, 7], [9] * 16)

@@ -1,5 +1,6 @@
 """F29: a reader that takes `finished` first, and progress then, always ends with the last progress."""
 
+import pytest
 from case_ranks import spawn
 
 import peertile as pt
@@ -29,5 +30,6 @@ def ranks(group):
     return wrong
 
 
+@pytest.mark.feature("P4", "cpu")
 def test_the_final_progress_is_the_last():
     assert spawn(ranks, 2) == [0, 0]

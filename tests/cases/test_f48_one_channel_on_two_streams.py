@@ -17,6 +17,8 @@ def meet(ready: T.Signal, out: T.Peer):
     out.local.store((T.program_id(0),), T.full((1,), 1, T.i32))
 
 
+@pytest.mark.sentence("SG-31")
+@pytest.mark.sentence("MM-33")
 @pytest.mark.feature("H7", "cpu")
 def test_a_channel_that_is_busy_on_another_stream_is_refused():
     a, b = device().stream("a"), device().stream("b")

@@ -7,6 +7,7 @@ from peertile.checker.check import check
 from peertile.errors import UsageError
 
 
+@pytest.mark.sentence("MM-32")
 def test_waiting_for_an_event_never_recorded_is_an_error() -> None:
     def main(group) -> None:
         driver = pt.current_device().driver

@@ -13,6 +13,7 @@ def fill(z: T.Exclusive, value: T.f32):
     z.store(T.full((16,), 1.0, T.f32) * value)
 
 
+@pytest.mark.sentence("MM-21")
 @pytest.mark.parametrize("events", [1, 2])
 def test_only_the_last_record_is_waited_for(events: int) -> None:
     def main(group) -> None:

@@ -95,6 +95,7 @@ def test_json_is_all_that_is_on_standard_output(write):
     assert "text\n" in err
 
 
+@pytest.mark.sentence("PR-35")
 @pytest.mark.slow
 @pytest.mark.feature("S5", "cpu")
 def test_ctrl_c_ends_all_ranks(write):

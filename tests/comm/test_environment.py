@@ -177,6 +177,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sentence("PR-2")
 @pytest.mark.feature("D1", "cpu")
 @pytest.mark.parametrize(("env", "arguments", "kind", "message"), REFUSED, ids=[case[3][:40] for case in REFUSED])
 def test_refusals(env, arguments, kind, message):

@@ -28,6 +28,7 @@ from peertile.ir.types import (
 from peertile.source import Loc
 
 
+@pytest.mark.feature("K15", "cpu")
 @pytest.mark.parametrize("name", CASES)
 def test_op_comes_back_from_its_text(name: str) -> None:
     text = kernel_text(CASES[name])

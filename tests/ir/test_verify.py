@@ -157,6 +157,7 @@ def test_parameters() -> None:
     assert rejected(kernel(ops.Return(), grid_rank=4)) == "kernel k: grid rank: expected 1, 2 or 3, got 4"
 
 
+@pytest.mark.feature("S3", "cpu")
 def test_unsafe_ops_need_an_unsafe_kernel() -> None:
     assert rejected(kernel(ops.JoinTokens((), (INDEX,)), ops.Return())) == (
         "join_tokens: belongs to T.unsafe, and kernel k is not marked unsafe=True"
@@ -193,6 +194,7 @@ RELAXED_WAIT = """
 NOTHING = "wait: order: a relaxed wait orders nothing unless a fence follows before the next access"
 
 
+@pytest.mark.feature("S3", "cpu")
 @pytest.mark.parametrize(
     "rest",
     [
@@ -230,6 +232,7 @@ def test_fence_after_the_loop_of_relaxed_waits_counts() -> None:
 RELEASE = "word_store(%w, %v, %i, order=Order.release, scope=Scope.device)\n"
 
 
+@pytest.mark.feature("S3", "cpu")
 def test_release_that_repeats_the_one_before_publishes_nothing() -> None:
     start = "%v = const(value=3) : u64\n"
     message = "word_store: order: this release publishes nothing: the one before it is the same"

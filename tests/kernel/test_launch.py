@@ -63,6 +63,7 @@ def arrays(*shape, count=2):
     return [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
 
 
+@pytest.mark.sentence("BD-1")
 @pytest.mark.feature("K1", "cpu")
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 5000])
 def test_add_over_any_length(n):
@@ -206,6 +207,7 @@ def test_kernel_without_a_grid_says_so():
     assert str(caught.value) == "free: no partition gives the grid; write free.grid(n)(...)"
 
 
+@pytest.mark.sentence("BD-13")
 @pytest.mark.feature("S2", "cpu")
 def test_exclusive_argument_that_overlaps_another_is_refused():
     z = pt.full((16,), 5, pt.f32)
@@ -231,6 +233,7 @@ def test_memory_that_was_wrapped_twice_is_still_exclusive():
     assert not a.numpy().any()
 
 
+@pytest.mark.sentence("BD-21")
 def test_inputs_smaller_than_the_output_are_refused_at_launch():
     z, x = pt.full((64,), 5, pt.f32), pt.ones((16,), pt.f32)
     with pytest.raises(LaunchError) as caught:
@@ -273,6 +276,8 @@ def test_assertion_names_op_program_and_line_and_later_launches_run():
     assert (z.numpy() == 1).all()
 
 
+@pytest.mark.sentence("BD-4")
+@pytest.mark.sentence("BD-22")
 @pytest.mark.feature("S1", "cpu")
 def test_index_out_of_bounds_is_caught_in_the_kernel():
     x, z = pt.asarray(np.arange(10, dtype=np.float32)), pt.zeros((4,), pt.f32)

@@ -126,6 +126,8 @@ def test_axes_are_told_apart() -> None:
     assert [(c.rhs, c.rhs_axis) for c in kernel.facts["launch_checks"]] == [("m", 1)]
 
 
+@pytest.mark.sentence("BD-24")
+@pytest.mark.feature("S4", "cpu")
 def test_sum_that_may_wrap_proves_nothing() -> None:
     # Products of extents may pass 2^63: then they are negative.
     body = """%e = extent(%x, axis=0) : i64 %e2 = binary(%e, %e, fn=Binary.mul) : i64
@@ -139,6 +141,7 @@ def test_minimum_of_two_views_is_checked_in_the_kernel() -> None:
     assert bounds(body) == [Bounds.KERNEL]
 
 
+@pytest.mark.sentence("BD-20")
 def test_negative_constant_is_refused() -> None:
     with pytest.raises(CompileError) as caught:
         decided(

@@ -119,6 +119,7 @@ def test_notify_and_wait_order_every_round(ranks: int, schedule) -> None:
         check_exchange(kernel, new_signal(ranks, 2, start), ranks, 2, schedule)
 
 
+@pytest.mark.sentence("SG-5")
 def test_epochs_go_on_in_the_next_launch() -> None:
     kernel = exchange("signal", "notify(%o, %p) wait_signal(%o, %p)")
     signal = new_signal(3, 1)

@@ -38,6 +38,10 @@ def test_mailbox_sums_over_processes(ranks):
     assert all(spawn(peer_ranks.box_sums, ranks, 5000, 8, 2, 5, model=pt.RankModel.PROCESSES))
 
 
+@pytest.mark.sentence("SG-2")
+@pytest.mark.sentence("SG-3")
+@pytest.mark.sentence("MM-11")
+@pytest.mark.sentence("MM-12")
 @pytest.mark.feature("P6", "cpu")
 @pytest.mark.feature("P1", "cpu")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -45,11 +49,15 @@ def test_signals_gather(ranks):
     assert all(spawn(peer_ranks.gathers, ranks, 128))
 
 
+@pytest.mark.sentence("SG-10")
+@pytest.mark.sentence("SG-11")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_counter_counts_many_to_one(ranks):
     assert spawn(peer_ranks.counts, ranks, 50) == [ranks] * ranks
 
 
+@pytest.mark.sentence("SG-22")
+@pytest.mark.sentence("SG-23")
 @pytest.mark.feature("P7", "cpu")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_barrier_over_all_programs_of_all_ranks(ranks):
@@ -61,6 +69,8 @@ def test_put_to_one_peer_with_its_signal(ranks):
     assert all(spawn(peer_ranks.puts, ranks, 256))
 
 
+@pytest.mark.sentence("PR-11")
+@pytest.mark.sentence("SG-20")
 def test_thousands_of_programs_pass_a_barrier_of_their_launch():
     group = pt.init()
     n = 4096
@@ -75,6 +85,9 @@ def test_two_launches_in_flight_wait_for_each_other():
     assert spawn(peer_ranks.two_in_flight, 1) == [[1, 1]]
 
 
+@pytest.mark.sentence("PR-32")
+@pytest.mark.sentence("PR-34")
+@pytest.mark.sentence("SG-32")
 @pytest.mark.feature("S5", "cpu")
 @both
 def test_exception_in_rank_1_of_3_reaches_the_others_and_recovery_gives_right_sums(model):
@@ -105,6 +118,7 @@ def short_waits():
     return config()._replace(wait_timeout_s=1.0)
 
 
+@pytest.mark.sentence("PR-31")
 def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch):
     monkeypatch.setattr("peertile.config._current", short_waits())
     results = spawn(peer_ranks.times_out, 2)
@@ -120,6 +134,7 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
     assert results[1][1].startswith("rank 0 failed: WaitTimeout: wait for ready, slot 0")
 
 
+@pytest.mark.sentence("PR-32")
 @pytest.mark.slow
 def test_killed_rank_is_named_within_five_seconds():
     begin = time.monotonic()
@@ -136,6 +151,7 @@ def test_ranks_with_different_grids_on_one_mailbox_are_told():
     assert "SignatureMismatch" in {kind for kind, _ in results}
 
 
+@pytest.mark.sentence("PR-20")
 @pytest.mark.feature("D2", "cpu")
 def test_ranks_that_disagree_about_a_heap_or_tensor_all_raise():
     text = "ranks disagree about SymmetricHeap: rank 0: 'size_bytes=1048576'; rank 1: 'size_bytes=2097152'. "
@@ -165,6 +181,7 @@ def test_overlapping_subgroups():
     assert [len(r) for r in results] == [2, 0, 1, 1]
 
 
+@pytest.mark.sentence("PR-23")
 def test_heap_after_close_is_refused():
     group = pt.init()
     heap = pt.SymmetricHeap(group, size_bytes=1 << 16)
@@ -179,6 +196,7 @@ def test_heap_after_close_is_refused():
         x.numpy()
 
 
+@pytest.mark.sentence("PR-13")
 def test_more_programs_than_can_be_resident_is_refused_with_the_number():
     group = pt.init()
     with pt.SymmetricHeap(group, size_bytes=1 << 24) as heap:

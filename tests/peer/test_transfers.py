@@ -121,6 +121,7 @@ def put_all(x: T.Shared, p: T.Peer):
     T.put(x, p)
 
 
+@pytest.mark.sentence("BD-30")
 @pytest.mark.feature("P3", "cpu")
 @pytest.mark.parametrize("rank", [-1, 1, 7])
 def test_a_rank_out_of_range_is_caught(rank, heap):

@@ -411,6 +411,8 @@ def test_a_prefix_of_a_partition_writes_no_more_and_gives_the_whole_back():
     assert str(caught.value) == "prefix: expected up to 2 extents within (6, 8), got (11,)"
 
 
+@pytest.mark.sentence("BD-10")
+@pytest.mark.sentence("BD-11")
 @pytest.mark.feature("H14", "cpu")
 def test_a_mapped_partition_visits_every_tile_once():
     @pt.kernel

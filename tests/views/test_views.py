@@ -355,6 +355,7 @@ def test_every_tile_is_visited_once_in_swizzled_order(swizzle, programs):
     np.testing.assert_array_equal(z.numpy(), expected)
 
 
+@pytest.mark.sentence("BD-2")
 @pytest.mark.feature("K2", "cpu")
 @pytest.mark.parametrize("padding", list(T.Padding), ids=lambda p: p.value)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"])

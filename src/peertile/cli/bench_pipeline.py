@@ -21,10 +21,12 @@ from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import spawn
 from peertile.comm.symmetric import SymmetricHeap
 from peertile.creation import asarray, empty
-from peertile.dtypes import f32
+from peertile.dtypes import f32, u32
 from peertile.errors import UnsupportedError
 from peertile.kernel import LaunchOp, kernel
 from peertile.library.collectives import Collectives
+from peertile.op import fill, set_signal, wait_eq
+from peertile.runtime.future import DeviceFuture
 from peertile.runtime.op import zip as zip_ops
 from peertile.runtime.reactor import reactor
 from peertile.runtime.registry import current_device
@@ -298,8 +300,21 @@ def _awaiting() -> list[Figure]:
         )
     ]
 
+    stream, other = current_device().stream("held"), current_device().stream("release")
+    word = empty((1,), u32)
+
+    async def one(future: DeviceFuture[Any]) -> None:
+        await future
+
     async def crowd() -> None:
-        await asyncio.gather(*[spin(z.partition(256), 1).schedule() for _ in range(IN_FLIGHT)])
+        """Nothing runs before every future is awaited: more of them than there are slots."""
+        await fill(word, 0)
+        hold = wait_eq(word, 1).submit(stream)
+        futures = [spin(z.partition(256), 1).submit(stream) for _ in range(IN_FLIGHT)]
+        tasks = [asyncio.ensure_future(one(future)) for future in (hold, *futures)]
+        await asyncio.sleep(0)
+        await set_signal(word, 1).submit(other)
+        await asyncio.gather(*tasks)
 
     def settled() -> int:
         live_submissions()

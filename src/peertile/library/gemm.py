@@ -12,7 +12,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 
-__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "gemm_turned"]
+__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "turn"]
 
 
 @kernel
@@ -51,22 +51,10 @@ def gemm_persistent(
 
 
 @kernel
-def gemm_turned(c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 32, STAGES: T.Const[int] = 4) -> None:
-    """c = a @ b in tf32, each tile as the transpose of b.T @ a.T.
-
-    Tensor cores of Hopper take tf32 factors from shared memory along the inner axis alone. Rows of a lie so; of b the
-    columns do not, so b goes through registers, as the first factor may. It is rounded to tf32 there, to nearest.
-    """
-    for tile in c.tiles():
-        m, n = tile.index
-        BM, BN = tile.tile_shape
-        acc = T.zeros((BN, BM), T.f32)
-        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
-            bits = T.bitcast(b.load((k, n), (BK, BN)), T.u32)
-            y = T.bitcast((bits + 0x1000) & 0xFFFFE000, T.f32)
-            x = a.load((m, k), (BM, BK))
-            acc = T.mma(T.permute(y, (1, 0)), T.permute(x, (1, 0)), acc, precision=T.Precision.TF32)
-        tile.store(T.permute(acc, (1, 0)).astype(c.dtype))
+def turn(z: T.Exclusive, x: T.Shared) -> None:
+    """z = the transpose of x."""
+    m, n = z.index
+    z.store(T.permute(x.load((n, m), (z.tile_shape[1], z.tile_shape[0])), (1, 0)))
 
 
 @kernel

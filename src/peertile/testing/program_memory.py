@@ -7,7 +7,7 @@ stores is fixed to the bit. What programs and ranks say to each other is in `pro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from peertile.dtypes import DType, f32, f64, i32, i64, u32, u64
 from peertile.ir import ops
@@ -226,7 +226,7 @@ class Memory(Folds):
         elif self.r.random() < 0.1:
             self.token = self.b.value(ops.FenceAlias, (self.token,), TokenType())
         tail.append(self.token)
-        attrs = {"masked": masked, "ordered": True}
+        attrs: dict[str, Any] = {"masked": masked, "ordered": True}
         kinds = [ops.PtrLoad, ops.PtrStore, ops.PtrRmw, *([ops.PtrCas] if d.is_int else [])]
         cls = self.r.choice(kinds)
         orders = {ops.PtrLoad: (Order.WEAK, *_READS), ops.PtrStore: (Order.WEAK, *_WRITES)}.get(cls, _UPDATES)

@@ -1,0 +1,114 @@
+"""Matrix products: which kernel and tile a product wants, by a committed table of measured winners, and the call.
+
+`products.json` holds, for each architecture and type, tiles by the number of rows; `benchmarks/device/tune_gemm.py`
+measures candidates for it. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from peertile.creation import empty
+from peertile.dtypes import f32
+from peertile.errors import ArgumentError
+from peertile.ir.ops import Precision
+from peertile.library import gemm
+from peertile.runtime.op import DeviceOp
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["Way", "choose_product", "matmul"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tile of the result, the inner extent that is loaded at a time, buffers of the loop, shares of the inner axis,
+    whether programs go through several tiles, and whether the second factor is wanted by columns."""
+
+    tile: tuple[int, int]
+    inner: int
+    stages: int
+    split: int = 1
+    is_persistent: bool = True
+    by_columns: bool = False
+
+
+@cache
+def _rows(arch: str, dtype: str) -> tuple[tuple[float, Way], ...]:
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("products.json").read_text(encoding="utf-8"))
+    of_arch = table.get(arch) or table["cpu" if arch == "cpu" else "gpu"]
+    found = of_arch.get(dtype) or of_arch["any"]
+    return tuple(
+        (
+            float("inf") if row["rows"] is None else row["rows"],
+            Way(
+                tuple(row["tile"]), row["inner"], row["stages"], row.get("split", 1), row.get("persistent", True),
+                row.get("by_columns", False),
+            ),
+        )
+        for row in found
+    )  # fmt: skip
+
+
+def choose_product(arch: str, dtype: str, rows: int) -> Way:
+    """The measured winner for a product with so many rows; `dtype` is that of the factors, or "tf32".
+
+    >>> choose_product("sm_90", "bf16", 16).tile
+    (16, 64)
+    """
+    return next(way for bound, way in _rows(arch, dtype) if rows <= bound)
+
+
+def matmul(
+    a: Tensor, b: Tensor, out: Tensor | None = None, *, precision: Precision = Precision.IEEE
+) -> DeviceOp[Tensor]:
+    """a @ b for a [m, k] and b [k, n] of one dtype; the result [m, n] is `out`, or a new tensor of the factors' dtype.
+
+    Sums are f32. f32 factors are multiplied exactly, or with 10 bits of mantissa under `T.Precision.TF32`. The result is
+    the same on every run. ArgumentError for shapes, dtypes or devices that do not fit together.
+
+    >>> import numpy as np, peertile as pt
+    >>> from peertile.library.products import matmul
+    >>> x = pt.asarray(np.eye(16, dtype=np.float32) * 2)
+    >>> float(matmul(x, x).sync().numpy()[3, 3])
+    4.0
+    """
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        raise ArgumentError(f"matmul: expected a [m, k] and b [k, n], got {list(a.shape)} and {list(b.shape)}")
+    if a.dtype != b.dtype or not a.dtype.is_float or a.dtype.bits == 64:
+        raise ArgumentError(f"matmul: expected factors of one float type up to f32, got {a.dtype} and {b.dtype}")
+    (m, k), n = a.shape, b.shape[1]
+    device = a.device
+    c = device.empty((m, n), a.dtype) if out is None else out
+    if c.shape != (m, n):
+        raise ArgumentError(f"matmul: expected out [{m}, {n}], got {list(c.shape)}")
+    tf32 = precision is Precision.TF32 and a.dtype == f32
+    way = choose_product(device.target or "cpu", "tf32" if tf32 else a.dtype.name, m)
+    consts: dict[str, Any] = {"BK": way.inner, "STAGES": way.stages, "TF32": tf32}
+    if way.by_columns and b.strides[0] != 1:
+        return _with_columns(a, b, c, way, consts)
+    return _launched(a, b, c, way, consts)
+
+
+def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:
+    op: DeviceOp[Any]
+    if way.split > 1:
+        shares = empty((way.split, *c.shape), f32, device=a.device)
+        first = gemm.gemm_part(shares.partition((1, *way.tile)), a, b, **consts)
+        rows = min(way.tile[0], 16)
+        op = first.then(lambda *_: gemm.gemm_fold(c.partition((rows, 256)), shares, S=way.split))
+    elif way.is_persistent:
+        op = gemm.gemm_persistent(c.partition(way.tile).persistent(swizzle=8), a, b, **consts)
+    else:
+        op = gemm.gemm(c.partition(way.tile), a, b, **consts)
+    return op.map(lambda *_: c)
+
+
+def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:
+    """Through a copy of b by columns: moving it costs n k, multiplying m n k."""
+    turned = empty((b.shape[1], b.shape[0]), b.dtype, device=a.device)
+    moved = gemm.turn(turned.partition((64, 64)), b)
+    return moved.then(lambda *_: _launched(a, turned.permute((1, 0)), c, way, consts))
