@@ -12,10 +12,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import features, multicast, products, reference, sentences
+from tools import cases, features, multicast, products, reference, sentences
 from tools.pages import main
 
-PAGES = (*features.PAGES, *multicast.PAGES, *products.PAGES, *reference.PAGES, *sentences.PAGES)
+PAGES = (*cases.PAGES, *features.PAGES, *multicast.PAGES, *products.PAGES, *reference.PAGES, *sentences.PAGES)
 
 if __name__ == "__main__":
     main(PAGES)

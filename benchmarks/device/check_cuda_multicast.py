@@ -25,12 +25,13 @@ os.environ.pop("PEERTILE_MULTICAST", None)
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
+PYTEST = [sys.executable, "-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider"]
+RUN = [sys.executable, "-m", "peertile", "run", "--ranks", "2", "--device", "cuda"]
 STEPS = {
-    "tests": ([sys.executable, "-m", "pytest", "--device", "cuda", "tests/multicast", "-q", "-p", "no:cacheprovider"], 150),
-    "example": ([sys.executable, "-m", "peertile", "run", "examples/multicast_handshake.py", "--ranks", "2", "--device",
-                 "cuda"], 60),
+    "tests": ([*PYTEST, "tests/multicast"], 150),
+    "example": ([*RUN, "examples/multicast_handshake.py"], 60),
     "figures": ([sys.executable, __file__, "--figures"], 90),
-}  # fmt: skip
+}
 
 
 def figures(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 
-__all__ = ["chain", "matmul", "rmsnorm", "softmax", "vector_add"]
+__all__ = ["chain", "matmul", "partial_sums", "rmsnorm", "softmax", "vector_add", "whole_sum"]
 
 
 @kernel
@@ -47,3 +47,18 @@ def rmsnorm(z: T.Exclusive, x: T.Shared, gain: T.Shared, inverse_width: T.f32) -
     row = x.load_like(z)
     mean = T.sum(row * row, axis=1, keepdims=True) * inverse_width
     z.store(row * T.rsqrt(mean + 1e-6) * gain.load((0, 0), (1, z.tile_shape[1])))
+
+
+@kernel
+def partial_sums(z: T.Exclusive, x: T.Shared, B: T.Const[int]) -> None:
+    """z[p] = the sum, in f32, of every P-th tile of x from tile p on; P programs, one for each element of z."""
+    acc = T.zeros((B,), T.f32)
+    for k in T.range(T.program_id(0), x.num_tiles((B,))[0], T.num_programs(0)):
+        acc = acc + x.load((k,), (B,)).astype(T.f32)
+    z.store(T.reshape(T.sum(acc, axis=0), (1,)))
+
+
+@kernel
+def whole_sum(z: T.Exclusive, x: T.Shared, W: T.Const[int]) -> None:
+    """z = the sum of x, which one program loads as a tile of W."""
+    z.store(T.reshape(T.sum(x.load((0,), (W,)), axis=0), (1,)))

@@ -11,7 +11,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -311,7 +311,7 @@ def _awaiting() -> list[Figure]:
         await fill(word, 0)
         hold = wait_eq(word, 1).submit(stream)
         futures = [spin(z.partition(256), 1).submit(stream) for _ in range(IN_FLIGHT)]
-        tasks = [asyncio.ensure_future(one(future)) for future in (hold, *futures)]
+        tasks = [asyncio.ensure_future(one(future)) for future in (cast("DeviceFuture[Any]", hold), *futures)]
         await asyncio.sleep(0)
         await set_signal(word, 1).submit(other)
         await asyncio.gather(*tasks)

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peertile.creation import empty
 from peertile.dtypes import f32
 from peertile.errors import ArgumentError
 from peertile.ir.ops import Precision
@@ -96,7 +95,7 @@ def matmul(
 def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:
     op: DeviceOp[Any]
     if way.split > 1:
-        shares = empty((way.split, *c.shape), f32, device=a.device)
+        shares = a.device.empty((way.split, *c.shape), f32)
         first = gemm.gemm_part(shares.partition((1, *way.tile)), a, b, **consts)
         rows = min(way.tile[0], 16)
         op = first.then(lambda *_: gemm.gemm_fold(c.partition((rows, 256)), shares, S=way.split))
@@ -109,6 +108,6 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
 
 def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:
     """Through a copy of b by columns: moving it costs n k, multiplying m n k."""
-    turned = empty((b.shape[1], b.shape[0]), b.dtype, device=a.device)
+    turned = a.device.empty((b.shape[1], b.shape[0]), b.dtype)
     moved = gemm.turn(turned.partition((64, 64)), b)
     return moved.then(lambda *_: _launched(a, turned.permute((1, 0)), c, way, consts))

@@ -465,6 +465,7 @@ class CpuStream(StreamHandle):
         """What Python is asked to do for the operation at hand."""
         current = words_at(self.words[S.CURRENT], COMMAND_BYTES)
         with self.lock:
+            self._prune()  # else a long queue of callbacks is gone through from its beginning for each of them
             entry = next(kept for sequence, _, kept in self.pending if sequence == current[C.SEQ])
         assert type(entry) is Entry  # a launch of CpuLaunch has no work in Python
         work = entry.python if entry.nodes is None else entry.nodes[self.words[S.NODE]].python
