@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.checker.configurations import COLLECTIVES  # noqa: E402 - found only now
+from tests.checker.configurations import families  # noqa: E402 - found only now
 
 from peertile.cli.bench import record  # noqa: E402
 from peertile.testing.measure import Figure  # noqa: E402
@@ -32,24 +32,35 @@ def lines(state: Path) -> dict[str, dict]:
     return {line["mutant"]: line for line in map(json.loads, state.read_text().splitlines())}
 
 
+def judged(state: Path) -> list[dict]:
+    """The mutants of a state, without the lines that say that a family is done."""
+    return [line for line in lines(state).values() if "kernel" in line]
+
+
 def run(state: Path, budget_s: float, limit: int, kernel: str | None) -> bool:
     """Judges mutants until the time is over; whether all are judged."""
     done, end = lines(state), time.monotonic() + budget_s
     with state.open("a") as out:
-        for mutation, configurations in mutations(COLLECTIVES):
-            if str(mutation) in done or kernel not in (None, mutation.kernel):
+        for family, configurations in families().items():
+            if f"family {family}" in done:
                 continue
-            if time.monotonic() > end:
-                return False
-            start = time.perf_counter()
-            found = judge(mutation, configurations, SCHEDULES, limit)
-            line = {
-                "mutant": str(mutation), "kernel": mutation.kernel, "change": mutation.change.value,
-                "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
-                "reached": found.reached, "schedules": SCHEDULES, "seconds": round(time.perf_counter() - start, 3),
-            }  # fmt: skip
-            out.write(json.dumps(line) + "\n")
-            out.flush()
+            for mutation, reaching in mutations(configurations):
+                if str(mutation) in done or kernel not in (None, mutation.kernel):
+                    continue
+                if time.monotonic() > end:
+                    return False
+                start = time.process_time()
+                found = judge(mutation, reaching, SCHEDULES, limit)
+                line = {
+                    "mutant": str(mutation), "kernel": mutation.kernel, "change": mutation.change.value,
+                    "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
+                    "reached": found.reached, "cpu_s": round(time.process_time() - start, 3),
+                }  # fmt: skip
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+            if kernel is None:
+                out.write(json.dumps({"mutant": f"family {family}"}) + "\n")
+                out.flush()
     return True
 
 
@@ -87,10 +98,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.record is None:
         complete = run(options.state, options.budget_s, options.limit, options.kernel)
-        figures, named = summary(list(lines(options.state).values()))
+        figures, named = summary(judged(options.state))
         print(json.dumps({**{f.name: f.median for f in figures}, **named, "complete": complete}, indent=2))
         return 0 if complete else 3
-    figures, named = summary(list(lines(options.state).values()))
+    figures, named = summary(judged(options.state))
     data = record(figures, "python benchmarks/mutate_collectives.py --state run.jsonl")
     data["notes"] = (
         f"Each mutant: {SCHEDULES} random schedules of each configuration in tests/checker/configurations.py, beside "

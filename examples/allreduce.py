@@ -6,6 +6,9 @@ import peertile as pt
 import peertile.language as T
 
 
+CHECK = {"n": 40_000}
+
+
 @pt.kernel
 def all_reduce(out: T.Exclusive, x: T.Shared, box: T.Mailbox):
     for tile in out.tiles():
@@ -21,8 +24,7 @@ def contribution(rank, n):
 
 
 @pt.program
-def main(group):
-    n = 1 << 18
+def main(group, n=1 << 18):
     with pt.SymmetricHeap(group, size_bytes=64 << 20) as heap:
         box = heap.mailbox(tile=4096, dtype=pt.bf16, programs=16, depth=2)
         x = pt.asarray(contribution(group.rank, n), dtype=pt.bf16)

@@ -16,6 +16,7 @@ import peertile.language as T
 
 N = 64
 ROUNDS = 256
+CHECK = {"ranks": 2, "rounds": 3}
 POISON = -1.0
 
 
@@ -122,8 +123,8 @@ def handshakes(group, rounds=ROUNDS):
 
 
 @pt.program
-def main(group):
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+def main(group, rounds=None):
+    rounds = rounds or (int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
     handshakes(group, rounds)
     group.print(f"handshake: {rounds} rounds between {group.size} ranks are right in both launch orders")
 

@@ -8,6 +8,9 @@ import peertile as pt
 import peertile.language as T
 
 
+CHECK = {"m": 130, "n": 300, "k": 70}
+
+
 @pt.kernel
 def matmul(c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64):
     for tile in c.tiles():
@@ -20,8 +23,7 @@ def matmul(c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64):
 
 
 @pt.program
-def main(group):
-    m, n, k = 515, 700, 300  # nothing divides: edges of all three axes are partial
+def main(group, m=515, n=700, k=300):  # nothing divides: edges of all three axes are partial
     rng = np.random.default_rng(group.rank)
     a = rng.standard_normal((m, k)).astype(np.float32)
     b = rng.standard_normal((k, n)).astype(np.float32)

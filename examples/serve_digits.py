@@ -13,6 +13,7 @@ import peertile.language as T
 
 FEATURES, CLASSES, TRAIN = 64, 16, 1437
 CLIENTS, REQUESTS = 12, 30
+CHECK = {"clients": 3, "requests": 3}
 
 
 @pt.kernel
@@ -65,12 +66,12 @@ async def serve(model, reader, writer):
         writer.close()
 
 
-async def client(port, number, images, answers):
+async def client(port, number, requests, images, answers):
     """Asks about some images at a time; the number of right answers and of images."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     rng = np.random.default_rng(number)
     right = asked = 0
-    for _ in range(REQUESTS):
+    for _ in range(requests):
         chosen = rng.integers(0, len(images), rng.integers(1, 20))
         writer.write(bytes([len(chosen)]) + images[chosen].tobytes())
         got = np.frombuffer(await reader.readexactly(len(chosen)), np.uint8)
@@ -81,7 +82,7 @@ async def client(port, number, images, answers):
     return right, asked
 
 
-async def run(images, answers):
+async def run(clients, requests, images, answers):
     model = Model(images[:TRAIN], answers[:TRAIN])
     handlers = set()
 
@@ -92,18 +93,19 @@ async def run(images, answers):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        results = await asyncio.gather(*(client(port, k, images[TRAIN:], answers[TRAIN:]) for k in range(CLIENTS)))
+        asked = images[TRAIN:], answers[TRAIN:]
+        results = await asyncio.gather(*(client(port, k, requests, *asked) for k in range(clients)))
         await asyncio.gather(*handlers)
     return np.sum(results, axis=0)
 
 
 @pt.program
-def main(group):
-    right, asked = asyncio.run(run(*load_digits()))
+def main(group, clients=CLIENTS, requests=REQUESTS):
+    right, asked = asyncio.run(run(clients, requests, *load_digits()))
     accuracy = right / asked
     assert accuracy > 0.85, f"only {accuracy:.3f} of the answers are right"
     if group.rank == 0:
-        print(f"{asked} images from {CLIENTS} clients, {accuracy:.3f} of the answers are right")
+        print(f"{asked} images from {clients} clients, {accuracy:.3f} of the answers are right")
         print("serve_digits: every client was answered")
 
 

@@ -167,17 +167,17 @@ def shapes(nbytes: int, itemsize: int) -> dict[str, Shape]:
     found = {}
     words = nbytes // 4
     if nbytes <= MIB:
-        for tile in (32, 64, 128, 256, 512, 1024):
+        for tile in (32, 64, 128) if nbytes <= 64 * KIB else (128, 256, 512):
             programs = -(-words // tile)
-            if programs <= PROGRAMS and (programs >= 16 or tile in (64, 128, 256)):
+            if programs <= PROGRAMS:
                 found[f"flagged {tile} x {programs}"] = Shape(FLAGGED, programs, tile)
-    if nbytes >= 64 * KIB:
-        for size in (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB):
-            for programs in (132, 264, 396, 528):
-                tile = size // itemsize
-                tiles = -(-nbytes // size)
-                if (tiles >= programs and (size >= 8 * KIB or nbytes < 16 * MIB)) or (programs == 132 and tiles < 132):
-                    found[f"pushed {tile} x {min(programs, tiles)}"] = Shape(PUSHED, min(programs, tiles), tile)
+    for size, programs in ((4 * KIB, 256), (8 * KIB, 128), (8 * KIB, 512), (16 * KIB, 64), (16 * KIB, 256)):
+        tile, tiles = size // itemsize, -(-nbytes // size)
+        if programs <= tiles <= (1 << 20 if size > 4 * KIB and programs > 200 else programs) and nbytes > 128 * KIB:
+            found[f"pushed {tile} x {programs}"] = Shape(PUSHED, programs, tile)
+    if nbytes >= 16 * MIB:
+        for programs in (264, 384):
+            found[f"pushed {16 * KIB // itemsize} x {programs}"] = Shape(PUSHED, programs, 16 * KIB // itemsize)
     return found
 
 

@@ -1,111 +1,34 @@
-"""Kernels: capture a function, specialise it on its arguments, compile, pack, launch.
+"""Kernels: capture a function, specialise it on its arguments, compile.
 
-A `KernelFunction` is made by `@pt.kernel`; calling it gives a lazy `LaunchOp`. One specialisation is
-compiled per combination of argument types and constants, once (single flight), and kept. Nothing here
-knows a target beyond asking its backend for a binary and its driver to launch it.
+A `KernelFunction` is made by `@pt.kernel`; calling it gives a lazy `LaunchOp` (`launch.py`). One specialisation is
+compiled per combination of argument types and constants, once (single flight), and kept. Nothing here knows a target
+beyond asking its backend for a binary and its driver to launch it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import math
-import struct
 import threading
-import time
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, Protocol, overload
 
 import numpy as np
 
 from peertile.backends.binary import Compiled
-from peertile.captures import Snapshot, snapshot
-from peertile.config import config
-from peertile.dtypes import DType, from_numpy
-from peertile.errors import (
-    ArgumentError,
-    CompileError,
-    DeviceFault,
-    FaultPlace,
-    KernelAssert,
-    LaunchError,
-    OutOfBounds,
-    PeertileError,
-    SignatureMismatch,
-    UsageError,
-    WaitTimeout,
-)
-from peertile.ir.types import Access, MailboxType, PointerType, TileType, Type
+from peertile.binding import Bound, Grid, GroupLike, KernelInput, KernelOutput, LazyArgument, Specialization, bind_one
+from peertile.captures import snapshot
+from peertile.errors import ArgumentError, CompileError, LaunchError
+from peertile.ir.types import Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
-from peertile.printing import sink_for
-from peertile.runtime.argument import Argument, Use, canonical, pack_words
-from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
+from peertile.launch import NO_BULK, DeferredLaunchOp, LaunchOp, loaded
+from peertile.runtime.argument import Argument, Use
 from peertile.runtime.device import Device
-from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
-from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
-from peertile.runtime.site import call_site
-from peertile.runtime.stream import Stream
-from peertile.runtime.tensor import FP8_LARGEST, Partition, Tensor
-from peertile.source import Loc
+from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
-
-Grid = tuple[int, int, int]
-
-
-class PeerArgument(Protocol):
-    """Host objects that a `T.Peer` parameter takes."""
-
-    def peer_argument(self, access: Access) -> Argument: ...
-
-
-class MulticastArgument(Protocol):
-    """Host objects that a `T.Multicast` parameter takes."""
-
-    def multicast_argument(self) -> Argument: ...
-
-
-class ChannelArgument(Protocol):
-    """Host objects that `T.Signal`, `T.Counter`, `T.Barrier` and `T.Mailbox` parameters take."""
-
-    def channel_argument(self) -> Argument: ...
-
-
-class KernelInput(Protocol):
-    """Objects of one's own that a `T.Shared` parameter takes: the launch reads the tensor that they give.
-
-    `retain(owner)` keeps an object alive until every launch of the binding is over (in a graph: as long as the
-    graph), beside the tensor's own memory.
-    """
-
-    def kernel_input(self, retain: Callable[[object], None]) -> Tensor:
-        """The tensor to read."""
-
-
-class KernelOutput(Protocol):
-    """Objects of one's own that a `T.Exclusive` parameter takes: the launch writes the partition that they give."""
-
-    def kernel_output(self, retain: Callable[[object], None]) -> Partition:
-        """The partition to write."""
-
-
-class GroupLike(Protocol):
-    """What a launch needs of a group of ranks."""
-
-    @property
-    def serial(self) -> int:
-        """Never 0 and never used again: what is kept per group must not be found by a later one."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def abort_address(self) -> int: ...
-    def check(self) -> None: ...
-    def fail(self, cause: str) -> None: ...
-    def failure(self) -> PeertileError | None: ...
 
 
 class Compiler(Protocol):
@@ -135,208 +58,6 @@ def _compiler() -> Compilers:
     and a program that only inspects, waits or coordinates must not pay for them at import."""
     compiler: Any = importlib.import_module("peertile.direct")
     return compiler  # type: ignore[no-any-return]
-
-
-class Specialization:
-    """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
-
-    __slots__ = (
-        "binary", "captures", "compiled", "extent_checks", "has_pointers", "modules", "most_ns", "ns_per_program",
-        "options", "prepared", "timed",
-    )  # fmt: skip
-
-    def __init__(self, compiled: Compiled, captures: Snapshot, types: Iterable[Type]) -> None:
-        self.compiled = compiled
-        # What every launch looks at, in the form that costs it least.
-        self.extent_checks = [(c.lhs, c.lhs_axis, c.lhs_size, c.rhs, c.rhs_axis, c.rhs_size) for c in compiled.checks]
-        self.has_pointers = any(type(t) is PointerType for t in types)
-        self.captures = captures
-        self.binary = compiled.binary
-        self.modules: dict[int, ModuleHandle] = {}
-        self.options: dict[int, LaunchOptions] = {}
-        self.prepared: dict[tuple[Grid, int, int], PreparedLaunch] = {}
-        """What the driver has checked and looked up for a grid, a device and a group."""
-        # How long launches took: `await` does what is known to be brief on the thread that it has.
-        self.ns_per_program: float | None = None
-        self.most_ns = 1 << 62
-        self.timed = 0
-
-    def took(self, ns: int, programs: int) -> None:
-        """A launch was timed on the thread that ran it."""
-        self.timed += 1
-        mean = ns / max(programs, 1)
-        self.ns_per_program = mean if self.ns_per_program is None else min(self.ns_per_program, mean)
-
-
-class _Bound:
-    """Arguments of one call, bound and packed. It holds none of the user's handles, whose views end when the user
-    drops them: a submission keeps it."""
-
-    __slots__ = (
-        "arguments", "consts", "device", "grid", "group", "groups", "keep", "key", "packed", "params", "spec", "uses",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        params: tuple[KernelParam, ...],
-        arguments: list[Argument],
-        consts: dict[str, Any],
-        key: tuple[Any, ...],
-        grid: Grid | None,
-        device: Device,
-        group: GroupLike | None,
-        groups: dict[str, int] | None,
-        keep: list[Any],
-        uses: list[Use],
-    ) -> None:
-        self.keep = keep
-        self.groups = groups
-        self.params = params
-        self.arguments = arguments
-        self.consts = consts
-        self.key = key
-        self.grid = grid
-        self.device = device
-        self.group = group
-        self.uses = uses
-        # The words as passed, once they are known to launch: arguments do not change, so a repeated launch of
-        # one binding does not check and join them again.
-        self.packed: bytes | None = None
-        self.spec: Specialization | None = None
-
-
-_SCALAR_FORMAT = {
-    "bool": "<?7x", "i8": "<q", "i16": "<q", "i32": "<q", "i64": "<q", "u8": "<Q", "u16": "<Q", "u32": "<Q",
-    "u64": "<Q", "f32": "<f4x", "f64": "<d", "f16": "<e6x",
-}  # fmt: skip
-
-
-_INTS: dict[str, tuple[Type, struct.Struct, int, int]] = {}
-"""For each integer dtype that was passed as a scalar: its type, how it is packed, and its range."""
-
-
-def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
-    """A scalar argument; without a declared dtype, int is i64, float f32, and numpy scalars their own."""
-    if type(value) is int and dtype is not None and dtype.is_int:  # by far the most
-        known = _INTS.get(dtype.name)
-        if known is None:
-            packer = struct.Struct(_SCALAR_FORMAT[dtype.name])
-            known = _INTS[dtype.name] = (canonical(TileType(dtype)), packer, dtype.min, dtype.max)
-        kind, packer, least, most = known
-        if least <= value <= most:
-            return Argument(kind, packer.pack(value), (), None)
-    return _any_scalar(name, value, dtype)
-
-
-def _any_scalar(name: str, value: Any, dtype: DType | None) -> Argument:
-    if dtype is None:
-        if isinstance(value, bool):
-            dtype = from_numpy(np.bool_)
-        elif isinstance(value, int):
-            dtype = from_numpy(np.int64)
-        elif isinstance(value, float):
-            dtype = from_numpy(np.float32)
-        elif isinstance(value, np.generic):
-            dtype = from_numpy(value.dtype)
-        else:
-            raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
-    kinds: Any = (bool, int, float, np.generic) if dtype.is_float else (bool, int, np.integer, np.bool_)
-    number: Any = value
-    if not isinstance(number, kinds):
-        raise ArgumentError(f"{name}: expected a number that fits {dtype}, got {value!r}")
-    if dtype.is_int and not dtype.min <= int(number) <= dtype.max:
-        raise ArgumentError(f"{name}: expected {dtype.min} to {dtype.max} for {dtype}, got {value}")
-    try:
-        words = _scalar_words(number, dtype)
-    except OverflowError:
-        most = FP8_LARGEST.get(dtype.name) or float(np.finfo(np.float32 if dtype.name == "bf16" else dtype.numpy).max)
-        raise ArgumentError(
-            f"{name}: expected {-most:g} to {most:g} for {dtype}, or an infinity, got {_shortened(value)}"
-        ) from None
-    return Argument(canonical(TileType(dtype)), words, (), None)
-
-
-def _scalar_words(number: Any, dtype: DType) -> bytes:
-    """The eight bytes that pass `number`; OverflowError if it is finite and `dtype` has no such number."""
-    if dtype.name in _SCALAR_FORMAT:
-        cast: Any = float if dtype.is_float else bool if dtype.is_bool else int
-        return struct.pack(_SCALAR_FORMAT[dtype.name], cast(number))
-    real = float(number)
-    with np.errstate(all="ignore"):
-        narrow = np.asarray(real, np.float32).astype(dtype.numpy)
-    if math.isfinite(real) and not math.isfinite(float(narrow)):
-        raise OverflowError
-    return narrow.tobytes().ljust(8, b"\0")
-
-
-def _shortened(value: Any) -> str:
-    """A number as text; of an int with thousands of digits, which Python refuses to print, only how many bits."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
-
-
-class _LazyArgument(Exception):
-    """An argument is an operation that has not run."""
-
-
-def _wrong(param: KernelParam, expected: str, value: Any) -> ArgumentError:
-    if isinstance(value, DeviceOp):
-        raise _LazyArgument
-    return ArgumentError(f"{param.name}: expected {expected}, got {type(value).__name__}")
-
-
-def _bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
-    """The argument for a run-time parameter; ArgumentError says what the role takes."""
-    role = param.role
-    if role is Role.SHARED:
-        if isinstance(value, Tensor):
-            return value.shared_argument()
-        if hasattr(value, "kernel_input"):
-            own: KernelInput = value
-            return own.kernel_input(keep.append).shared_argument()
-        local = getattr(value, "local", None)
-        if isinstance(local, Tensor):
-            return local.shared_argument()
-        raise _wrong(param, "a Tensor (T.Shared); make one with pt.asarray", value)
-    if role is Role.EXCLUSIVE:
-        if isinstance(value, Partition):
-            return value.exclusive_argument()
-        if hasattr(value, "kernel_output"):
-            target: KernelOutput = value
-            return target.kernel_output(keep.append).exclusive_argument()
-        raise _wrong(param, "a partition (T.Exclusive); write tensor.partition(tile_shape)", value)
-    if role is Role.ACCUMULATE:
-        if isinstance(value, Tensor):
-            return value.accumulate_argument()
-        raise _wrong(param, "a Tensor (T.Accumulate); make one with pt.zeros", value)
-    if role is Role.SCALAR:
-        if isinstance(value, DeviceOp):
-            raise _LazyArgument
-        return _scalar(param.name, value, param.dtype)
-    if role is Role.PEER:
-        if hasattr(value, "peer_argument"):
-            peer: PeerArgument = value
-            return peer.peer_argument(param.access or Access.READ_WRITE)
-        raise _wrong(param, "a SymmetricTensor (T.Peer); make one with heap.empty", value)
-    if role is Role.MULTICAST:
-        if hasattr(value, "multicast_argument"):
-            several: MulticastArgument = value
-            return several.multicast_argument()
-        raise _wrong(param, "a MulticastTensor (T.Multicast); make one with heap.multicast", value)
-    if role is Role.POINTER:
-        if hasattr(value, "pointer_argument"):
-            argument: Argument = value.pointer_argument()
-            return argument
-        raise _wrong(param, "a pointer (T.Pointer); write tensor.pointer()", value)
-    if hasattr(value, "channel_argument"):
-        channel: ChannelArgument = value
-        bound = channel.channel_argument()
-        got = type(bound.type).__name__.removesuffix("Type").lower()
-        if got == role.value:
-            return bound
-        raise ArgumentError(f"{param.name}: expected a {role.value} (T.{role.value.capitalize()}), got a {got}")
-    raise _wrong(param, f"a {role.value} (T.{role.value.capitalize()}) of a symmetric heap", value)
 
 
 # Looking a member up on its enumeration costs as much as comparing two strings.
@@ -371,8 +92,8 @@ class KernelFunction:
     def _op(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> LaunchOp:
         try:
             given, bound = self.bind(args, kwargs, grid)
-        except _LazyArgument:
-            return _DeferredLaunchOp(self, args, kwargs, grid)
+        except LazyArgument:
+            return DeferredLaunchOp(self, args, kwargs, grid)
         return LaunchOp(self, given, bound)
 
     def warm_up(self, *args: Any, grid: int | tuple[int, ...] | None = None, **kwargs: Any) -> None:
@@ -387,7 +108,7 @@ class KernelFunction:
         if grid is not None:
             full = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]  # type: ignore[assignment]
         _, bound = self.bind(args, kwargs, full)
-        _loaded(self.specialize(bound), bound.device)
+        loaded(self.specialize(bound), bound.device)
 
     def grid(self, *extents: int) -> Callable[..., LaunchOp]:
         """Launch over a grid of 1 to 3 axes: `kernel.grid(64)(args)`."""
@@ -407,7 +128,7 @@ class KernelFunction:
 
     # ---------------------------------------------------------------- binding
 
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], grid: Grid | None) -> tuple[tuple[Any, ...], _Bound]:
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any], grid: Grid | None) -> tuple[tuple[Any, ...], Bound]:
         """Match arguments with parameters and find the grid: the values given, and what they are bound to. Changes
         nothing on an error."""
         params = self.params
@@ -456,7 +177,7 @@ class KernelFunction:
             if role is _SHARED and kind is Tensor:  # by far the most, hence without a call
                 argument = value._shared or value.shared_argument()
             else:
-                argument = _bind_one(param, value, keep)
+                argument = bind_one(param, value, keep)
             arguments.append(argument)
             if argument.keep is not None:
                 keep.append(argument.keep)
@@ -515,7 +236,7 @@ class KernelFunction:
             key.append(device.compiler)
         elif device.target is not None:
             key.append(device.target)
-        bound = _Bound(
+        bound = Bound(
             params,
             arguments,
             consts,
@@ -541,7 +262,7 @@ class KernelFunction:
 
     # ---------------------------------------------------------------- compiling
 
-    def specialize(self, bound: _Bound) -> Specialization:
+    def specialize(self, bound: Bound) -> Specialization:
         """The compiled form for these argument types; compiled at most once."""
         found = self._specializations.get(bound.key)
         if found is not None and found.captures.is_current():
@@ -554,14 +275,18 @@ class KernelFunction:
                 self._specializations[bound.key] = found
         return found
 
-    def _compile(self, bound: _Bound) -> Specialization:
+    def known(self, bound: Bound) -> Specialization | None:
+        """The compiled form, if it was compiled before."""
+        return self._specializations.get(bound.key)
+
+    def _compile(self, bound: Bound) -> Specialization:
         runtime = [p for p in self.params if p.role is not Role.CONST]
         types = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
         assert bound.grid is not None
         rank = 1 if bound.grid[1] == bound.grid[2] == 1 else 3
         compiler = bound.device.compiler
         if compiler is None and bound.device.target is not None:
-            compiler = _compiler().for_arch(bound.device.target, descriptors=bound.key[-1] is not _NO_BULK)
+            compiler = _compiler().for_arch(bound.device.target, descriptors=bound.key[-1] is not NO_BULK)
         return self.compile_types(types, bound.consts, rank, bound.groups, compiler)
 
     def compile_types(
@@ -591,445 +316,14 @@ def _number_groups(params: tuple[KernelParam, ...], values: list[Any]) -> dict[s
     found: dict[str, int] = {}
     for param, value in zip(params, values, strict=True):
         if param.role in _GROUPED:
-            group = _bind_one(param, value, []).group
+            group = bind_one(param, value, []).group
             if group is not None:
                 found[param.name] = numbers.setdefault(id(group), len(numbers))
     return found
 
 
-def _signature(name: str, bound: _Bound, steering: frozenset[str] | None) -> int:
-    """24 bits that differ between launches that do not match: kernel, grid, scalars and extents."""
-    state = zlib.crc32(name.encode())
-    state = zlib.crc32(struct.pack("<3q", *(bound.grid or (0, 0, 0))), state)
-    runtime = (p for p in bound.params if p.role is not Role.CONST)
-    for param, argument in zip(runtime, bound.arguments, strict=True):
-        if steering is not None and param.name not in steering:
-            continue
-        if argument.extents:
-            state = zlib.crc32(pack_words(argument.extents), state)
-        elif param.role is Role.SCALAR:
-            state = zlib.crc32(argument.words, state)
-    for const in bound.consts.items():
-        state = zlib.crc32(repr(const).encode(), state)
-    # Zero is what fresh words hold, so it stands for nobody.
-    return (state ^ state >> 24) & 0xFFFFFF or 1
-
-
 def _ignore(owner: object) -> None:
     """The binding retains what it needs elsewhere."""
-
-
-def _loaded(spec: Specialization, device: Device) -> ModuleHandle:
-    module = spec.modules.get(device.serial)
-    if module is None:
-        module = spec.modules[device.serial] = device.driver.load_module(spec.binary)
-    return module
-
-
-_NO_BULK = "without bulk copies"
-"""At the end of a specialisation's key: for arguments that `Binary.fits` refused."""
-_PREPARED_GRIDS = 1024
-_TIMED_LAUNCHES = 8
-"""Launches of a specialisation that are timed: enough to know it, few enough to cost nothing."""
-_TRY_NS = 500_000
-"""A launch that took less than this with all hand-overs may be tried on the thread of an event loop."""
-_UNKNOWN_NS = 1 << 62
-
-
-class LaunchOp(DeviceOp[tuple[Any, ...]]):
-    """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
-
-    __slots__ = ("bound", "given", "kernel")
-
-    def __init__(self, kernel: KernelFunction, given: tuple[Any, ...], bound: _Bound) -> None:
-        # As DeviceOp.__init__ does, without the call: building an op is counted in nanoseconds.
-        self._spent = False
-        self._site = call_site(4)
-        self.kernel = kernel
-        self.given = given
-        self.bound = bound
-
-    @property
-    def name(self) -> str:
-        """Names the operation in errors."""
-        return self.kernel.name
-
-    @property
-    def device(self) -> Device:
-        """The device it runs on."""
-        return self.bound.device
-
-    @property
-    def arity(self) -> int | None:
-        """Number of results: one for each parameter."""
-        return len(self.kernel.params)
-
-    @property
-    def is_unit(self) -> bool:
-        """Whether `Graph.update` takes it."""
-        return True
-
-    def compiled(self) -> Specialization:
-        """The specialisation that this launch uses, compiled now if need be; runs nothing."""
-        return self.kernel.specialize(self.bound)
-
-    def preferred_stream(self) -> Stream | None:
-        """Where its channel was used last, else where something it uses is still in use."""
-        busy = False
-        for use in self.bound.uses:
-            storage = use.storage
-            if use.channel and storage.channel_stream is not None:
-                return storage.channel_stream
-            if storage.claims:
-                busy = True
-        return self.bound.device.leases.conflicting_stream(self.bound.uses) if busy else None
-
-    def _expected_ns(self) -> int:
-        spec = self.kernel._specializations.get(self.bound.key)
-        if spec is None or spec.binary.waits:
-            return _UNKNOWN_NS
-        n0, n1, n2 = self.bound.grid or (1, 1, 1)
-        if spec.ns_per_program is not None:
-            return int(spec.ns_per_program * n0 * n1 * n2)
-        return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
-
-    def _took(self, ns: int) -> None:
-        spec = self.kernel._specializations.get(self.bound.key)
-        if spec is not None:
-            spec.most_ns = min(spec.most_ns, ns)
-
-    def _prepare(self) -> tuple[Specialization, PreparedLaunch, bytes]:
-        """All checks of a launch, and what the driver needs. Changes nothing on the device."""
-        kernel, bound = self.kernel, self.bound
-        spec = bound.spec
-        if spec is None or not spec.captures.is_current():
-            spec = bound.spec = kernel.specialize(bound)
-        device, group = bound.device, bound.group
-        args = bound.packed
-        if args is None:
-            args = _pack(kernel.name, spec, bound)
-            if device.target is not None and not spec.binary.fits(args):
-                bound.key = (*bound.key, _NO_BULK)
-                spec = bound.spec = kernel.specialize(bound)
-                args = _pack(kernel.name, spec, bound)
-            bound.packed = args
-        grid = bound.grid
-        assert grid is not None
-        prepared = spec.prepared.get((grid, device.serial, 0 if group is None else group.serial))
-        if prepared is None:
-            prepared = _prepared(kernel.name, spec, device, group, grid)
-        return spec, prepared, args
-
-    def sync_on(self, stream: Stream) -> tuple[Any, ...]:
-        """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
-        if execution.inside is not None:
-            outside_execution(self.kernel.name)
-        if self._spent:
-            self._spend()
-        self._spent = True
-        return self._run_to_end(stream)
-
-    def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
-        bound = self.bound
-        device = bound.device
-        if stream.recording is not None or stream.device is not device:
-            return super()._run_to_end(stream)
-        # The shortest way: what the general one does, without a context, since nothing stays in flight.
-        if bound.group is not None:
-            bound.group.check()
-        spec, prepared, args = self._prepare()
-        leases = device.leases
-        lease = leases.acquire(self.kernel.name, stream, self._site, bound.uses)
-        try:
-            if spec.timed < _TIMED_LAUNCHES:
-                start = time.perf_counter_ns()
-                record = device.driver.run_prepared(stream.handle, prepared, args)
-                spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
-            else:
-                record = device.driver.run_prepared(stream.handle, prepared, args)
-        except BaseException:
-            # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
-            context = ExecutionContext(self.kernel.name, stream, on_caller=True)
-            context.leases.append(lease)
-            context.retain(spec, *bound.keep)
-            context.abandon()
-            raise
-        leases.release((lease,))
-        if record is not None:
-            raise _explain(record, spec, bound, self.kernel.name, bound.group)
-        return self.given
-
-    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
-        bound = self.bound
-        group = bound.group
-        if group is not None:
-            context.require(group.check)
-        spec, prepared, args = self._prepare()
-        name = self.kernel.name
-        lease = context.lease(bound.uses, name, self._site)
-        if bound.keep:
-            context.retain(spec, *bound.keep)
-        else:
-            context.retain(spec)
-        if context.on_caller:
-            driver = context.driver
-            start = time.perf_counter_ns()
-            record = driver.run_prepared(context.handle, prepared, args)
-            spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
-            context.give_back(lease)
-            if record is not None:
-                raise _explain(record, spec, bound, name, group)
-        else:
-            context.launch(prepared, args, lease, (_explain, spec, bound, name, group))
-        return self.given
-
-
-class _DeferredLaunchOp(LaunchOp):
-    """A launch with arguments that are operations themselves: bound when they have run, on the same stream."""
-
-    __slots__ = ("_args", "_grid", "_kwargs")
-
-    def __init__(
-        self, kernel: KernelFunction, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None
-    ) -> None:
-        self._spent = False
-        self._site = call_site(4)
-        self.kernel = kernel
-        self._args = args
-        self._kwargs = kwargs
-        self._grid = grid
-        first: Device | None = None
-        for op in self._lazy():
-            if first is None:
-                first = op.device
-            elif op.device is not first:
-                raise ArgumentError(
-                    f"{kernel.name}: expected arguments of one device, got operations on {first.name} and "
-                    f"{op.device.name}; copy to one device"
-                )
-        for op in self._lazy():
-            op._spend()
-
-    def _lazy(self) -> list[DeviceOp[Any]]:
-        return [v for v in (*self._args, *self._kwargs.values()) if isinstance(v, DeviceOp)]
-
-    @property
-    def device(self) -> Device:
-        return self._lazy()[0].device
-
-    def compiled(self) -> Specialization:
-        raise UsageError(f"{self.kernel.name}: its arguments have not run, so their types are not known; sync it first")
-
-    def preferred_stream(self) -> Stream | None:
-        return next((s for s in (op.preferred_stream() for op in self._lazy()) if s is not None), None)
-
-    def _expected_ns(self) -> int:
-        return _UNKNOWN_NS
-
-    def _took(self, ns: int) -> None:
-        """What the arguments took is in it: it says nothing about the launch."""
-
-    def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
-        return DeviceOp._run_to_end(self, stream)
-
-    def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
-        def done(value: Any) -> Any:
-            return value._execute(context) if isinstance(value, DeviceOp) else value
-
-        args = [done(v) for v in self._args]
-        kwargs = {name: done(v) for name, v in self._kwargs.items()}
-        try:
-            self.given, self.bound = self.kernel.bind(args, kwargs, self._grid)
-        except _LazyArgument:
-            raise ArgumentError(
-                f"{self.kernel.name}: an argument is an operation whose result is an operation; use then"
-            ) from None
-        return super()._execute(context)
-
-
-def _prepared(name: str, spec: Specialization, device: Device, group: GroupLike | None, grid: Grid) -> PreparedLaunch:
-    """What the driver keeps of launches over `grid`; asked for once, or again after a thousand other grids."""
-    module = spec.modules.get(device.serial) or _loaded(spec, device)
-    key = 0 if group is None else group.serial
-    options = spec.options.get(key)
-    if options is None:
-        options = spec.options[key] = LaunchOptions(
-            name,
-            int(config().wait_timeout_s * 1e9),
-            group.abort_address if group is not None else 0,
-            spec.binary.waits,
-            sink_for(spec.binary.places, group.rank if group is not None else None),
-        )
-    prepared = device.driver.prepare_launch(module, grid, options)
-    if len(spec.prepared) >= _PREPARED_GRIDS:
-        spec.prepared.clear()
-    spec.prepared[grid, device.serial, key] = prepared
-    return prepared
-
-
-def _pack(name: str, spec: Specialization, bound: _Bound) -> bytes:
-    """The words of all arguments, after the checks that a launch makes of them."""
-    uses, arguments = bound.uses, bound.arguments
-    for use in uses:
-        if use.exclusive and len(uses) > 1:
-            _check_exclusive(name, bound, use)
-    # S1: relations between extents that the bounds pass left to the launcher.
-    for lhs, lhs_axis, lhs_size, rhs, rhs_axis, rhs_size in spec.extent_checks:
-        need, have = -(-arguments[lhs].extents[lhs_axis] // lhs_size), -(-arguments[rhs].extents[rhs_axis] // rhs_size)
-        if need > have:
-            _refuse_extents(name, spec, bound)
-    if spec.compiled.program_slots:
-        _check_slots(name, spec, bound)
-    if spec.compiled.whole_tiles:
-        _check_whole_tiles(name, spec, bound)
-    if spec.has_pointers:
-        for argument in arguments:
-            if type(argument.type) is PointerType and argument.keep is not None:
-                argument.keep.check_launch(name)
-    if not spec.compiled.has_mailbox:
-        return b"".join([a.words for a in arguments])
-    number = _signature(name, bound, spec.compiled.steering)
-    signature = struct.pack("<q", number)
-    for argument in arguments:
-        labels = getattr(argument.keep, "labels", None)
-        if labels is not None:
-            labels.note(number, _label(name, bound))
-    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in arguments)
-
-
-def _label(name: str, bound: _Bound) -> str:
-    """A launch in the words of a person, as short as it may be told from another."""
-    assert bound.grid is not None
-    programs = bound.grid[0] * bound.grid[1] * bound.grid[2]
-    return f"{name} over {programs} program{'s' if programs != 1 else ''}"
-
-
-def _mismatch(record: FaultRecord, bound: _Bound, name: str) -> str:
-    """Who posted what, as far as the tables of the launch's mailboxes know."""
-    here = _label(name, bound)
-    for argument in bound.arguments:
-        labels = getattr(argument.keep, "labels", None)
-        found = labels.find(record.got) if labels is not None else None
-        if found is not None:
-            rank, label = found
-            if label == here:
-                label += " with other scalars, constants or extents"
-            return f"rank {rank} posted from {label}, this rank runs {here}"
-    return f"a peer posted from another kernel, grid or arguments (signature {record.got:#08x}); this rank runs {here}"
-
-
-def _check_exclusive(name: str, bound: _Bound, use: Use) -> None:
-    """S2: the bytes of an exclusive argument are used by no other argument of the launch."""
-    low, high = use.low, use.high
-    itself = True
-    for other in bound.uses:
-        # By address, not by storage: memory of somebody else's may be wrapped twice.
-        if other.high <= low or high <= other.low:
-            continue
-        if other is use and itself:  # a second time it is the same partition, given twice
-            itself = False
-            continue
-        names = [p.name for p in bound.params if p.role is not Role.CONST]
-        owners = [(n, u) for n, argument in zip(names, bound.arguments, strict=True) for u in argument.uses]
-        mine = next(n for n, u in owners if u is use)
-        theirs = next(n for n, u in owners if u is other and n != mine)
-        raise LaunchError(
-            f"{name}: exclusive argument {mine} overlaps {theirs} in {use.storage.name}; "
-            "pass separate tensors, or disjoint slices"
-        )
-
-
-def _refuse_extents(name: str, spec: Specialization, bound: _Bound) -> None:
-    """LaunchError for the first check of extents that does not hold."""
-    for check in spec.compiled.checks:
-        lhs, rhs = bound.arguments[check.lhs].extents, bound.arguments[check.rhs].extents
-        have, need = -(-rhs[check.rhs_axis] // check.rhs_size), -(-lhs[check.lhs_axis] // check.lhs_size)
-        if need > have:
-            names = [p.name for p in bound.params if p.role is not Role.CONST]
-            left, right = names[check.lhs], names[check.rhs]
-            raise LaunchError(
-                f"{name}: {check.description}: {right} axis {check.rhs_axis} has {have} tiles of {check.rhs_size} "
-                f"(extent {rhs[check.rhs_axis]}), but {need} are used, as {left} axis {check.lhs_axis} has "
-                f"{need} tiles of {check.lhs_size} (extent {lhs[check.lhs_axis]}); pass tensors whose extents agree"
-            )
-
-
-def _check_whole_tiles(name: str, spec: Specialization, bound: _Bound) -> None:
-    """A multicast access clips nothing: every tile of its partition lies inside as a whole."""
-    for whole in spec.compiled.whole_tiles:
-        extent = bound.arguments[whole.param].extents[whole.axis]
-        if extent % whole.size == 0 and (extent or not whole.some):
-            continue
-        param = [p for p in bound.params if p.role is not Role.CONST][whole.param].name
-        got = f"got {extent}" if extent else "got an empty one"
-        raise LaunchError(
-            f"{name}: the multicast {param}: expected an extent of axis {whole.axis} of whole tiles of {whole.size}, "
-            f"{got}; a partly overlapping tile is not clipped, so pad the tensor or choose a smaller tile"
-        )
-
-
-def _check_slots(name: str, spec: Specialization, bound: _Bound) -> None:
-    """A program of a signal or counter takes the slot of its own index unless it names one: all must exist."""
-    assert bound.grid is not None
-    programs = bound.grid[0] * bound.grid[1] * bound.grid[2]
-    for k in spec.compiled.program_slots:
-        slots = bound.arguments[k].slots
-        if slots is not None and programs > slots:
-            param = [p for p in bound.params if p.role is not Role.CONST][k]
-            raise LaunchError(
-                f"{name}: the grid has {programs} programs, each with the slot of its index, but the "
-                f"{param.role.value} {param.name} has {slots} slots; make it with slots={programs}, launch fewer "
-                f"programs, or name the slot with {param.name}[k]"
-            )
-
-
-def _explain(
-    record: FaultRecord, spec: Specialization, bound: _Bound, op: str, group: GroupLike | None
-) -> PeertileError:
-    """The user's error for a device's fault record; marks the group broken, so that no peer waits in vain."""
-    error = _explain_alone(record, spec, bound, op, group)
-    if group is not None and group.failure() is None:
-        group.fail(f"{type(error).__name__}: {error.message if isinstance(error, DeviceFault) else error}")
-    return error
-
-
-def _explain_alone(
-    record: FaultRecord, spec: Specialization, bound: _Bound, op: str, group: GroupLike | None
-) -> PeertileError:
-    if record.kind is FaultKind.ABORTED and group is not None:
-        failure = group.failure()
-        if failure is not None:
-            return failure
-    rank = group.rank if group is not None else None
-    if record.kind is FaultKind.SKIPPED or record.error is not None:
-        return explain(record, op if record.kind is FaultKind.SKIPPED else None)
-    place = spec.binary.places[record.place] if 0 <= record.place < len(spec.binary.places) else None
-    loc: Loc | None = place.loc.user if place is not None and place.loc is not None else None
-    where = FaultPlace(rank, record.program if record.program >= 0 else None, loc)
-    text = place.message if place is not None else ""
-    if record.kind is FaultKind.ASSERT:
-        return KernelAssert(f"assertion failed: {text}", op=op, place=where)
-    if record.kind is FaultKind.BOUNDS:
-        return OutOfBounds(f"{text}: got {record.got}, limit {record.limit}", op=op, place=where)
-    if record.kind is FaultKind.SIGNATURE:
-        return SignatureMismatch(
-            f"mailbox: {_mismatch(record, bound, op)}; launch the same kernel with the same grid and scalars on every "
-            "rank",
-            op=op,
-            place=where,
-        )
-    if record.kind is FaultKind.WAIT_TIMEOUT:
-        what = (place.what if place is not None else "") or "a word"
-        return WaitTimeout(
-            f"wait for {what}, slot {record.slot}: nothing came within {config().wait_timeout_s:g} s; "
-            f"expected {record.limit}, last seen {record.got}",
-            op=op,
-            place=where,
-            slot=record.slot,
-            expected=record.limit,
-            seen=record.got,
-        )
-    return DeviceFault(f"{record.kind.name.lower()}: {record.error or 'no further detail'}", op=op, place=where)
 
 
 @overload

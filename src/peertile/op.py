@@ -15,7 +15,7 @@ import numpy as np
 
 import peertile.language as T
 from peertile.dtypes import DType, f32, from_numpy
-from peertile.errors import ArgumentError
+from peertile.errors import AllocationError, ArgumentError
 from peertile.kernel import KernelFunction, kernel
 from peertile.memory_model import Cmp
 from peertile.runtime.checks import check_dtype, check_finite, check_integer
@@ -322,8 +322,15 @@ def _computed(name: str, compute: Callable[[], Array], dtype: DType, device: Dev
     check_dtype(dtype)
 
     def run(context: ExecutionContext) -> Tensor:
-        with np.errstate(all="ignore"):  # a number beyond the range of dtype is infinity there, and no warning
-            array = np.ascontiguousarray(compute().astype(dtype.numpy))
+        try:
+            with np.errstate(all="ignore"):  # a number beyond the range of dtype is infinity there, and no warning
+                array = np.ascontiguousarray(compute().astype(dtype.numpy))
+        except (MemoryError, OverflowError, ValueError) as error:
+            # numpy says ValueError ("Maximum allowed size exceeded") where even the count does not fit a word.
+            raise AllocationError(
+                f"{name}: numbers: expected as many as fit the memory of this machine, where they are computed, got "
+                f"more ({error}); ask for fewer, or compute them in a kernel"
+            ) from None
         tensor = where.empty(array.shape, dtype)
         _upload(context, name, tensor, array)
         return tensor

@@ -15,6 +15,7 @@ from peertile.backends.cpu.target import named_target
 from peertile.dtypes import f32
 
 
+@pytest.mark.feature("H17", "cpu")
 def test_an_entry_is_made_once_and_found_by_another_process(tmp_path):
     made = []
 
@@ -32,6 +33,7 @@ def test_an_entry_is_made_once_and_found_by_another_process(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 100])
+@pytest.mark.feature("H17", "cpu")
 def test_a_damaged_entry_is_made_again(tmp_path, damage):
     cache = DiskCache(tmp_path, 1 << 20)
     cache.get("k", lambda: b"code")
@@ -51,6 +53,7 @@ def test_one_flipped_bit_is_damage(tmp_path):
     assert cache.get("k", lambda: b"again") == b"again"
 
 
+@pytest.mark.feature("H17", "cpu")
 def test_threads_that_ask_at_once_wait_for_the_one_that_makes(tmp_path):
     cache = DiskCache(tmp_path, 1 << 20)
     inside, go_on = threading.Event(), threading.Event()
@@ -87,6 +90,7 @@ def test_a_failure_reaches_all_who_asked_and_is_not_kept(tmp_path):
     assert cache.get("k", lambda: b"code") == b"code"
 
 
+@pytest.mark.feature("H17", "cpu")
 def test_what_was_used_longest_ago_goes_first(tmp_path):
     cache = DiskCache(tmp_path, 400)
     for n in range(3):

@@ -154,8 +154,7 @@ def test_f64_a_signal_that_is_lost_is_named_by_its_word(group):
 @silent(ranks=4)
 def test_f65_fewer_elements_than_ranks(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:
-        algorithms = Algorithm.ONE_SHOT, Algorithm.TWO_SHOT, Algorithm.FLAGGED, Algorithm.RING
-        for n, algorithm in zip((1, 3, 2, 3), algorithms, strict=True):
+        for n, algorithm in ((1, Algorithm.TWO_SHOT), (3, Algorithm.RING)):
             out = c.all_reduce(pt.full((n,), 1.0 + group.rank, pt.f32), algorithm=algorithm).sync().numpy()
             assert out.tolist() == [10.0] * n
 

@@ -84,8 +84,8 @@ def test_f121_an_uneven_size_where_shares_are_equal(group):
 def test_f122_zero_elements_are_a_collective_like_any_other(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:
         x = pt.empty((1, 0, 2), pt.f32)
-        for algorithm in (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT, Algorithm.FLAGGED, Algorithm.RING):
+        for algorithm in (Algorithm.ONE_SHOT, Algorithm.TWO_SHOT):
             assert c.all_reduce(x, algorithm=algorithm).sync().size == 0
-        for call in (c.all_gather, c.all_to_all, c.reduce_scatter, c.broadcast):
+        for call in (c.all_gather, c.broadcast):
             assert call(x).sync().size == 0
         assert c.all_reduce(pt.full((3,), 1.0, pt.f32)).sync().numpy().tolist() == [2.0] * 3

@@ -11,7 +11,7 @@ from peertile.library.collectives import Collectives
 from peertile.library.selection import Algorithm
 from peertile.testing.mutation import Configuration
 
-__all__ = ["COLLECTIVES", "by_name"]
+__all__ = ["COLLECTIVES", "by_name", "families"]
 
 
 def values(rank, n):
@@ -180,6 +180,17 @@ COLLECTIVES = (
     *several("reduce", collected, (40, 400, 5000)),
     *several("all_to_all_v", uneven, (40, 1100, 4500)),
 )
+
+
+def families():
+    """The configurations in groups that have no kernel in common, by name."""
+    found = {}
+    for configuration in COLLECTIVES:
+        name = configuration.name.partition(",")[0]
+        # Gathers share their kernels.
+        key = "gathers" if name.partition(" ")[0] in ("all_gather", "all_to_all") else name
+        found.setdefault(key, []).append(configuration)
+    return found
 
 
 def by_name(name):

@@ -7,7 +7,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.testing.mutation import Configuration, judge, mutations, truth
 
-QUICK = ("barrier", "all_reduce one_shot, 40", "all_reduce symmetric one_shot, 40")
+QUICK = ("barrier", "all_reduce symmetric one_shot, 40")
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -22,10 +22,10 @@ def test_mutants_that_are_wrong_are_reported_and_no_others(name: str) -> None:
     assert sum(j.wrong is not None for j in found) >= len(found) // 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("configuration", COLLECTIVES, ids=lambda c: c.name)
 def test_no_interleaving_of_a_collective_is_at_fault(configuration: Configuration) -> None:
-    found = truth(configuration.case(), 30)
+    found = truth(configuration.case(), 400)
     assert found.verdict is None, str(found.verdict)
 
 

@@ -18,6 +18,7 @@ EXPECTED = {
     ),
     "counting": (VerdictKind.RACE, "x of rank 0", "collect on rank"),
     "early_reuse": (VerdictKind.RACE, "x of rank", "Tensor.copy_from"),
+    "equality_wait": (VerdictKind.DEADLOCK, "words[0] on rank", " eq ", "written last by program 0 of rounds"),
     "freed_too_early": (VerdictKind.LIFETIME, "x of rank 0", "twice on rank 0", "the host of rank 0"),
     "lost_notify": (VerdictKind.DEADLOCK, "ready.arrived[0, 1] on rank 0 at_least 1", "nobody has written it"),
     "lost_reset": (VerdictKind.RACE, "flag of rank 1", "stream 1 of rank 1 fills", "send on rank 0"),
@@ -61,7 +62,11 @@ def test_a_fault_is_reported(name: str) -> None:
     assert again.verdicts[0].key == verdict.key
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+STEERED = {"equality_wait"}
+"""Values decide what happens: only some schedules show the fault. Their rates are in test_seeds.py."""
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in STEERED])
 def test_the_verdict_does_not_depend_on_the_seed(name: str) -> None:
     kinds = set()
     for seed in range(0, 5000, 1000):

@@ -197,6 +197,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(call, message, error):
     add(z.partition(8), x, x).sync()  # nothing is left leased
 
 
+@pytest.mark.feature("H14", "cpu")
 def test_kernel_without_a_grid_says_so():
     @pt.kernel
     def free(x: T.Shared):
@@ -219,6 +220,14 @@ def test_exclusive_argument_that_overlaps_another_is_refused():
     assert (z.numpy() == 5).all()
     a, b = z[0:8], z[8:16]
     both(a.partition(8), b.partition(8)).sync()  # disjoint slices are fine
+    part = z.partition(8)
+    with pytest.raises(LaunchError) as caught:
+        both(part, part).sync()  # one partition twice is no more disjoint than two
+    first, second = (p.name for p in both.params)
+    assert str(caught.value) == (
+        f"both: exclusive argument {first} overlaps {second} in a tensor f32[16]; pass separate tensors, or disjoint "
+        "slices"
+    )
 
 
 def test_memory_that_was_wrapped_twice_is_still_exclusive():
@@ -234,6 +243,7 @@ def test_memory_that_was_wrapped_twice_is_still_exclusive():
 
 
 @pytest.mark.sentence("BD-21")
+@pytest.mark.feature("H14", "cpu")
 def test_inputs_smaller_than_the_output_are_refused_at_launch():
     z, x = pt.full((64,), 5, pt.f32), pt.ones((16,), pt.f32)
     with pytest.raises(LaunchError) as caught:

@@ -147,6 +147,28 @@ def test_the_word_of_a_slot_is_checked(heap):
 
 
 @pt.kernel
+def every_comparison(words: T.Peer, out: T.Peer, epoch: T.u32):
+    """Waits that are satisfied already; the last one only because its comparison wraps."""
+    T.st(out, T.wait_eq(words, 5, (0,)), (0,))
+    T.st(out, T.wait_ne(words, 6, (0,)), (1,))
+    T.st(out, T.wait_ge(words, 5, (0,)), (2,))
+    T.st(out, T.wait_le(words, 5, (0,)), (3,))
+    T.st(out, T.wait_gt(words, 4, (0,)), (4,))
+    T.st(out, T.wait_lt(words, 6, (0,)), (5,))
+    T.st(out, T.wait_at_least(words, epoch, (0,)), (6,))
+
+
+@pytest.mark.sentence("MM-47")
+@pytest.mark.feature("P5", "cpu")
+@pytest.mark.parametrize("epoch", [5, 0, (1 << 32) - 2])
+def test_every_comparison_of_a_wait_gives_what_it_saw(epoch, heap):
+    words, out = heap.zeros((1,), pt.u32), heap.zeros((7,), pt.u32)
+    words.copy_from([5])
+    every_comparison.grid(1)(words, out, epoch).sync()
+    assert out.numpy().tolist() == [5] * 7
+
+
+@pt.kernel
 def any_of(words: T.Peer):
     T.wait_any((words, 1, (0,)), (words, 2, (1,)))
 

@@ -236,6 +236,11 @@ def test_our_own_memory_that_comes_back_is_leased_as_itself(hold):
         pt.op.fill(x, 1).submit(a)
         refused(lambda: pt.op.fill(back, 2).submit(b), "fill on b")
     a.sync()
+    y = pt.zeros(64, pt.f32)
+    same = pt.from_address(y.address, 64, pt.f32, owner=y)
+    with hold(a):
+        pt.op.fill(y, 1).submit(a)
+        refused(lambda: pt.op.fill(same, 2).submit(b), "fill on b")
     frozen = x.share()
     refused(lambda: pt.op.fill(back, 2).sync_on(b), "a frozen share of it")
     del frozen

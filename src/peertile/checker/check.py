@@ -61,7 +61,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         parts = [
-            f"order: {message}\n  {place}\n  the compiler refuses this without running it"
+            f"{message}\n  {place}\n  the compiler refuses this without running it"
             for place, message in self.order_faults.items()
         ]
         parts += [str(verdict) for verdict in self.verdicts]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +26,14 @@ from peertile.cli import bench_kernels
 from peertile.cli.bench_checker import bench_checker
 from peertile.cli.bench_collectives import bench_allreduce
 from peertile.cli.bench_compute import COMPUTE
+from peertile.cli.bench_examples import bench_examples
 from peertile.cli.bench_cuda import CUDA
 from peertile.cli.bench_pipeline import bench_pipeline
 from peertile.cli.run import DeviceKind
 from peertile.creation import asarray, empty
 from peertile.dtypes import f32
+from peertile.runtime.driver import DriverKind
+from peertile.runtime.registry import current_device, open_device, use_device
 from peertile.testing.measure import Figure, interleaved, machine
 
 __all__ = ["BENCHMARKS", "bench"]
@@ -72,7 +75,8 @@ def bench_import() -> list[Figure]:
 
 
 def bench_compile() -> list[Figure]:
-    """Milliseconds to compile vector_add in a fresh process with an open device: cold, and from the disk cache."""
+    """Milliseconds to compile vector_add in a fresh process with an open device, cold and from the disk cache; and
+    the kernels of each example."""
     with tempfile.TemporaryDirectory(prefix="peertile-bench-") as folder:
         cached = {"PYTHONPYCACHEPREFIX": f"{folder}/code", "PYTHONDONTWRITEBYTECODE": "", "PEERTILE_CACHE_DIR": folder}
         _child(_COMPILE, **cached)  # byte code and the native runtime are in place from here on
@@ -81,6 +85,7 @@ def bench_compile() -> list[Figure]:
     return [
         Figure("compile.vector_add.cold", statistics.median(cold), "ms", len(cold), limit=150.0),
         Figure("compile.vector_add.from_disk", statistics.median(warm), "ms", len(warm), limit=10.0),
+        *bench_examples(),
     ]
 
 
@@ -134,33 +139,51 @@ def commit() -> str:
         return "installed"
 
 
-def record(figures: list[Figure], command: str) -> dict[str, Any]:
+def _version(name: str) -> str:
+    """Of a package; "source" for one that runs without being installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "source"
+
+
+def record(figures: list[Figure], command: str, device: DeviceKind = DeviceKind.CPU) -> dict[str, Any]:
     """Figures with what is needed to compare them later: see benchmarks/records/README.md."""
+    gpu = ("triton", "cuda-bindings") if device is DeviceKind.CUDA else ()
     peers = ("torch",) if importlib.util.find_spec("torch") else ()
-    packages = {name: version(name) for name in ("numpy", "llvmlite", *peers)}
+    packages = {name: _version(name) for name in ("numpy", "llvmlite", *peers, *gpu)}
+    gpus = [current_device().capabilities.name] if device is DeviceKind.CUDA else []
     return {
         "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "machine": machine(),
-        "versions": {"peertile": f"{version('peertile')} {commit()}", "python": platform.python_version(), **packages},
+        "machine": machine() | {"gpus": gpus},
+        "versions": {"peertile": f"{_version('peertile')} {commit()}", "python": platform.python_version(), **packages},
         "figures": [figure.as_dict() for figure in figures],
     }
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(BENCHMARKS)}; all by default.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Of {', '.join(BENCHMARKS)}; with --device cuda of {', '.join(CUDA)}; all by default."),
+    ] = None,
+    device: Annotated[DeviceKind, typer.Option(help="What the kernels run on.")] = DeviceKind.CPU,
     as_json: Annotated[bool, typer.Option("--json", help="Print a record as JSON.")] = False,
 ) -> None:
     """Measure, with a peer or a limit in the same run."""
-    chosen = names or list(BENCHMARKS)
+    table_of = CUDA if device is DeviceKind.CUDA else BENCHMARKS
+    chosen = names or list(table_of)
     for name in chosen:
-        if name not in BENCHMARKS:
-            raise typer.BadParameter(f"expected one of {', '.join(BENCHMARKS)}, got {name!r}")
+        if name not in table_of:
+            raise typer.BadParameter(f"expected one of {', '.join(table_of)}, got {name!r}")
+    if device is DeviceKind.CUDA:
+        use_device(open_device(DriverKind.CUDA))
     console = Console(stderr=True)
-    figures = [f for name in track(chosen, "measuring", console=console) for f in BENCHMARKS[name]()]
+    figures = [f for name in track(chosen, "measuring", console=console) for f in table_of[name]()]
     if as_json:
-        print(json.dumps(record(figures, f"peertile bench {' '.join(chosen)} --json"), indent=2))
+        command = f"peertile bench {' '.join(chosen)} --device {device.value} --json"
+        print(json.dumps(record(figures, command, device), indent=2))
         return
     table = Table("figure", "median", "limit", "met", "baseline", "ratio")
     for f in figures:

@@ -29,9 +29,9 @@ from peertile.library.selection import Algorithm
 from peertile.meaning import PerRank, new_signal
 from peertile.passes.pipeline import run_pipeline
 from peertile.sim.choices import RandomChooser
+from peertile.sim.explore import Report, exhaust
 from peertile.sim.runs import Case, kernel_case
 from peertile.testing.measure import Figure
-from peertile.testing.mutation import truth
 
 __all__ = ["bench_checker", "handshake_rounds"]
 
@@ -40,6 +40,8 @@ ACCESSES: Final = (200, 20_000)
 ACCESS_LIMIT_US: Final = 8.0
 SCHEDULES_LIMIT: Final = 400.0
 EXHAUSTIVE_LIMIT_S: Final = 60.0
+POLLS_S: Final = 10.0
+"""Polling loops have more schedules than can be run: how many there were when this was over."""
 
 _PEER: Final = SymmetricType(f32, 1, unit_stride=(True,))
 _READ: Final = SymmetricType(f32, 1, Access.READ, unit_stride=(True,))
@@ -183,6 +185,25 @@ def handshake_rounds(rounds: int) -> Callable[[Any], None]:
     return main
 
 
+@kernel
+def meeting(x: T.Peer, ready: T.Signal, out: T.Exclusive, rounds: T.i64) -> None:
+    """The handshake with a signal: data to the partner, it has arrived, it has been read."""
+    for r in T.range(rounds):
+        x.at(1 - x.rank).store((0,), T.full((8,), r.astype(T.f32), T.f32))
+        ready.notify()
+        ready.wait()
+        out.store(x.local.load((0,), (8,)))
+        ready.notify()
+        ready.wait()
+
+
+def _meetings(group: Any) -> None:
+    with SymmetricHeap(group, size_bytes=1 << 12) as heap:
+        out = empty((8,), f32)
+        meeting(heap.zeros((8,), f32), heap.signal(slots=1), out.partition(8), 2).sync()
+        assert np.array_equal(out.numpy(), np.full(8, 1.0))
+
+
 Collective = Callable[[Collectives, int, int], None]
 
 
@@ -244,19 +265,31 @@ def _ignore(_: Any) -> None:
 
 
 def _exhaustive() -> list[Figure]:
-    figures = []
-    cases: list[tuple[str, Callable[[Any], None]]] = [("handshake.1_round", handshake_rounds(1))]
+    """Seconds of exhaustive checks; the repetitions of a figure are the schedules that were run."""
+    cases: list[tuple[str, Callable[[Any], None]]] = [("handshake.waits", _meetings)]
     cases += [(name, _program(call, turns=2)) for name, call in _protocols().items()]
+    cases.append(("handshake.polls", handshake_rounds(1)))
+    figures = []
     for name, main in cases:
-        case = ProgramCase(main, 2)
-        start = time.perf_counter()
-        found = truth(case, 100_000, time_s=EXHAUSTIVE_LIMIT_S)
-        seconds = time.perf_counter() - start
-        assert found.verdict is None, f"{name}: {found.verdict}"
-        figures.append(Figure(f"checker.exhaustive.{name}", seconds, "s", found.runs, limit=EXHAUSTIVE_LIMIT_S))
-        if not found.complete:
-            figures.append(Figure(f"checker.exhaustive.{name}.incomplete_after", found.runs, "count", 1))
+        seconds, report = _exhausted(ProgramCase(main, 2), POLLS_S if name == "handshake.polls" else EXHAUSTIVE_LIMIT_S)
+        assert report.clean, f"{name}: {report.verdicts[0]}"
+        if report.complete:
+            figures.append(Figure(f"checker.exhaustive.{name}", seconds, "s", report.schedules, EXHAUSTIVE_LIMIT_S))
+        else:  # no time to compare: it is not known how long all of it takes
+            figures.append(Figure(f"checker.exhaustive.{name}.incomplete", report.schedules, "count", 1))
     return figures
+
+
+def _exhausted(case: Case, time_s: float) -> tuple[float, Report]:
+    """Seconds and outcome of an exhaustive check that is given up after `time_s`, looked at now and then."""
+    start, limit = time.perf_counter(), 64
+    while True:
+        begun = time.perf_counter()
+        report = exhaust(case, limit)
+        end = time.perf_counter()
+        if report.complete or report.verdicts or end - start > time_s / 4:
+            return end - begun, report
+        limit *= 4
 
 
 def bench_checker() -> list[Figure]:

@@ -14,14 +14,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from peertile.cli import bench_kernels as k
 from peertile.creation import empty, from_dlpack, full, zeros
 from peertile.dtypes import DType, bf16, f8e4m3, f16, f32
 from peertile.errors import UnsupportedError
-from peertile.library.products import matmul
 from peertile.ir.ops import Precision
+from peertile.library.products import matmul
 from peertile.runtime.capture import capture
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
@@ -164,74 +165,88 @@ def gemm() -> list[Figure]:
 def add() -> list[Figure]:
     """z = x + y at 2^29 elements."""
     b = _Bench()
+    return [figure for d in (f32, bf16) for figure in _add(b, d)]
+
+
+def _add(b: _Bench, d: DType) -> list[Figure]:
     torch, n = b.torch, 1 << 29
-    found: list[Figure] = []
-    for d in (f32, bf16):
-        t = getattr(torch, _TORCH[d.name])
-        x, y = torch.randn(n, device="cuda").to(t), torch.randn(n, device="cuda").to(t)
-        z = torch.empty_like(x)
-        torch.cuda.synchronize()
-        ours_x, ours_y, c = b.tensor(x), b.tensor(y), full(n, math.nan, d)
-        part = c.partition(2048)
-        k.vector_add(part, ours_x, ours_y).sync_on(b.stream)
-        assert torch.equal(torch.from_dlpack(c), (x.double() + y.double()).to(t)), f"add.{d}: differs"
-        found += b.compare(
-            f"add.{d.name}.2^29", [lambda: k.vector_add(part, ours_x, ours_y)],
-            [lambda: torch.add(x, y, out=z)], "torch.add", 3 * n * d.itemsize / 4e6,
-        )  # fmt: skip
-        del x, y, z, ours_x, ours_y, c, part
-        torch.cuda.empty_cache()
-    return found
+    t = getattr(torch, _TORCH[d.name])
+    x, y = torch.randn(n, device="cuda").to(t), torch.randn(n, device="cuda").to(t)
+    z = torch.empty_like(x)
+    torch.cuda.synchronize()
+    ours_x, ours_y, c = b.tensor(x), b.tensor(y), full(n, math.nan, d)
+    part = c.partition(2048)
+    k.vector_add(part, ours_x, ours_y).sync_on(b.stream)
+    assert torch.equal(torch.from_dlpack(c), (x.double() + y.double()).to(t)), f"add.{d}: differs"
+    return b.compare(
+        f"add.{d.name}.2^29",
+        [lambda: k.vector_add(part, ours_x, ours_y)],
+        [lambda: torch.add(x, y, out=z)],
+        "torch.add",
+        3 * n * d.itemsize / 4e6,
+    )
 
 
 SHAPES: Final = [(rows, width) for rows in (4096, 16384) for width in (1024, 4096, 16384)]
 
 
+def _inputs(b: _Bench, rows: int, width: int) -> list[Any]:
+    """So many that none is found in the cache."""
+    xs = [b.torch.randn(rows, width, device="cuda") * 4 for _ in range(3 if rows * width < 1 << 27 else 1)]
+    b.torch.cuda.synchronize()
+    return xs
+
+
 def softmax() -> list[Figure]:
     """Softmax of rows, f32, against torch.compile."""
     b = _Bench()
-    torch = b.torch
-    compiled = torch.compile(lambda x: torch.softmax(x, 1), dynamic=False)
-    found: list[Figure] = []
-    for rows, width in SHAPES:
-        xs = [torch.randn(rows, width, device="cuda") * 4 for _ in range(3 if rows * width < 1 << 27 else 1)]
-        torch.cuda.synchronize()
-        z = full((rows, width), math.nan, f32)
-        part, ours = z.partition((1, width)), [b.tensor(x) for x in xs]
-        k.softmax(part, ours[0]).sync_on(b.stream)
-        b.check(f"softmax.{rows}x{width}", torch.from_dlpack(z), torch.softmax(xs[0].double(), 1), 1e-6)
-        compiled(xs[0])
-        found += b.compare(
-            f"softmax.f32.{rows}x{width}", [lambda x=x: k.softmax(part, x) for x in ours],
-            [lambda x=x: compiled(x) for x in xs], "torch.compile", 8 * rows * width / 3e6 + 5,
-        )  # fmt: skip
-    return found
+    compiled = b.torch.compile(lambda x: b.torch.softmax(x, 1), dynamic=False)
+    return [figure for shape in SHAPES for figure in _softmax(b, compiled, *shape)]
+
+
+def _softmax(b: _Bench, compiled: Callable[[Any], Any], rows: int, width: int) -> list[Figure]:
+    torch, xs = b.torch, _inputs(b, rows, width)
+    z = full((rows, width), math.nan, f32)
+    part, ours = z.partition((1, width)), [b.tensor(x) for x in xs]
+    k.softmax(part, ours[0]).sync_on(b.stream)
+    b.check(f"softmax.{rows}x{width}", torch.from_dlpack(z), torch.softmax(xs[0].double(), 1), 1e-6)
+    compiled(xs[0])
+    return b.compare(
+        f"softmax.f32.{rows}x{width}",
+        [partial(k.softmax, part, x) for x in ours],
+        [partial(compiled, x) for x in xs],
+        "torch.compile",
+        8 * rows * width / 3e6 + 5,
+    )
 
 
 def rmsnorm() -> list[Figure]:
     """RMSNorm of rows, f32, against torch.compile."""
     b = _Bench()
-    torch = b.torch
+    compiled = b.torch.compile(_norm, dynamic=False)
+    return [figure for shape in SHAPES for figure in _rmsnorm(b, compiled, *shape)]
 
-    def norm(x: Any, g: Any) -> Any:
-        return x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * g
 
-    compiled = torch.compile(norm, dynamic=False)
-    found: list[Figure] = []
-    for rows, width in SHAPES:
-        xs = [torch.randn(rows, width, device="cuda") for _ in range(3 if rows * width < 1 << 27 else 1)]
-        g = torch.randn(1, width, device="cuda")
-        torch.cuda.synchronize()
-        z = full((rows, width), math.nan, f32)
-        part, gain, ours = z.partition((1, width)), b.tensor(g), [b.tensor(x) for x in xs]
-        k.rmsnorm(part, ours[0], gain, 1 / width).sync_on(b.stream)
-        b.check(f"rmsnorm.{rows}x{width}", torch.from_dlpack(z), norm(xs[0].double(), g.double()), 1e-6)
-        compiled(xs[0], g)
-        found += b.compare(
-            f"rmsnorm.f32.{rows}x{width}", [lambda x=x: k.rmsnorm(part, x, gain, 1 / width) for x in ours],
-            [lambda x=x: compiled(x, g) for x in xs], "torch.compile", 8 * rows * width / 3e6 + 5,
-        )  # fmt: skip
-    return found
+def _norm(x: Any, gain: Any) -> Any:
+    return x * (x * x).mean(1, keepdim=True).add(1e-6).rsqrt() * gain
+
+
+def _rmsnorm(b: _Bench, compiled: Callable[[Any, Any], Any], rows: int, width: int) -> list[Figure]:
+    torch, xs = b.torch, _inputs(b, rows, width)
+    g = torch.randn(1, width, device="cuda")
+    torch.cuda.synchronize()
+    z = full((rows, width), math.nan, f32)
+    part, gain, ours = z.partition((1, width)), b.tensor(g), [b.tensor(x) for x in xs]
+    k.rmsnorm(part, ours[0], gain, 1 / width).sync_on(b.stream)
+    b.check(f"rmsnorm.{rows}x{width}", torch.from_dlpack(z), _norm(xs[0].double(), g.double()), 1e-6)
+    compiled(xs[0], g)
+    return b.compare(
+        f"rmsnorm.f32.{rows}x{width}",
+        [partial(k.rmsnorm, part, x, gain, 1 / width) for x in ours],
+        [partial(compiled, x, g) for x in xs],
+        "torch.compile",
+        8 * rows * width / 3e6 + 5,
+    )
 
 
 def _total(b: _Bench, x: Tensor) -> Callable[[], DeviceOp[Tensor]]:
@@ -251,20 +266,22 @@ def _total(b: _Bench, x: Tensor) -> Callable[[], DeviceOp[Tensor]]:
 def reduce() -> list[Figure]:
     """The sum of 2^29 elements."""
     b = _Bench()
+    return [figure for d in (f32, bf16) for figure in _reduce(b, d)]
+
+
+def _reduce(b: _Bench, d: DType) -> list[Figure]:
     torch, n = b.torch, 1 << 29
-    found: list[Figure] = []
-    for d in (f32, bf16):
-        x = torch.rand(n, device="cuda").to(getattr(torch, _TORCH[d.name]))
-        torch.cuda.synchronize()
-        ours = b.tensor(x)
-        call = _total(b, ours)
-        got = call().sync_on(b.stream)
-        b.check(f"reduce.{d}", torch.from_dlpack(got), x.double().sum().reshape(1), 1e-6)
-        found += b.compare(
-            f"reduce.{d.name}.2^29", [call], [lambda: torch.sum(x, dtype=torch.float32)], "torch.sum",
-            n * d.itemsize / 4e6,
-        )  # fmt: skip
-    return found
+    x = torch.rand(n, device="cuda").to(getattr(torch, _TORCH[d.name]))
+    torch.cuda.synchronize()
+    call = _total(b, b.tensor(x))
+    b.check(f"reduce.{d}", torch.from_dlpack(call().sync_on(b.stream)), x.double().sum().reshape(1), 1e-6)
+    return b.compare(
+        f"reduce.{d.name}.2^29",
+        [call],
+        [lambda: torch.sum(x, dtype=torch.float32)],
+        "torch.sum",
+        n * d.itemsize / 4e6,
+    )
 
 
 def _host_us(call: Callable[[], Any], count: int, end: Callable[[], Any]) -> float:

@@ -113,7 +113,9 @@ class SymmetricHeap:
         self.bases = self._memory.bases
         self._arena = _Arena(self.size_bytes)
         try:
-            self._table = self.device.asarray(np.array([group.rank, group.size, *self.bases], np.int64))
+            # Four words at least: kernels read the first two bases before they know how many there are.
+            table = [group.rank, group.size, *self.bases, *([0] if group.size == 1 else [])]
+            self._table = self.device.asarray(np.array(table, np.int64))
         except BaseException:
             self._memory.release()
             raise

@@ -194,6 +194,7 @@ def _implements_wait(word_fn: Any, role: str, cmp: Cmp) -> None:
 for _word_fn, _role, _cmp in (
     (T.wait_eq, "T.wait_eq", Cmp.EQ),
     (T.wait_ne, "T.wait_ne", Cmp.NE),
+    (T.wait_at_least, "T.wait_at_least", Cmp.AT_LEAST),
     (T.wait_ge, "T.wait_ge", Cmp.GE),
     (T.wait_le, "T.wait_le", Cmp.LE),
     (T.wait_gt, "T.wait_gt", Cmp.GT),

@@ -32,6 +32,7 @@ __all__ = [
     "take_flagged",
     "test",
     "wait_any",
+    "wait_at_least",
     "wait_eq",
     "wait_ge",
     "wait_gt",
@@ -283,6 +284,26 @@ def wait_ne(
     Example::
 
         T.wait_ne(words, 0, (0,))
+    """
+
+
+@_word
+def wait_at_least(
+    word: Any,
+    value: Any,
+    index: Any = None,
+    *,
+    rank: Any = None,
+    order: Order = Order.ACQUIRE,
+    scope: Scope | None = None,
+) -> Tile:
+    """Waits until the element is not behind value, modulo the width of the word; the result is the element. Bounded.
+
+    Formula: element - value, as a signed number, >= 0: right for epochs that wrap, as `at_least` is.
+
+    Example::
+
+        T.wait_at_least(words, 1, index=(0,))
     """
 
 

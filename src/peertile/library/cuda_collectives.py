@@ -121,27 +121,27 @@ class GpuPlans:
         """x into out, both contiguous; of out itself without x."""
         options = self._reduction(out.dtype, op)
         if shape.algorithm is Algorithm.FLAGGED:
-            cut = _cut(as_words(out, 1), 1, shape)
+            cut = _cut(as_words(out), 0, shape)
             channels = self._flagged(shape, cut)
             options["PACK"] = out.dtype.itemsize == 2
             if x is None:
                 return kernels.flagged_all_reduce_in_place(cut, *channels, **options)
-            return kernels.flagged_all_reduce(cut, as_words(x, 1), *channels, **options)
-        cut = _cut(out.reshape(1, out.size), 1, shape)
+            return kernels.flagged_all_reduce(cut, as_words(x), *channels, **options)
+        cut = _cut(out.reshape(out.size), 0, shape)
         channels = self._pushed(shape, out.dtype, cut)
         if x is None:
             return kernels.pushed_all_reduce_in_place(cut, *channels, **options)
-        return kernels.pushed_all_reduce(cut, x.reshape(1, x.size), *channels, **options)
+        return kernels.pushed_all_reduce(cut, x.reshape(x.size), *channels, **options)
 
     def reduce_scatter(self, shape: Shape, x: Tensor, out: Tensor, op: ReduceOp) -> LaunchOp:
         """Row `rank` of x, which has one for each rank, into out."""
         n = self.heap.group.size
         options = self._reduction(out.dtype, op)
         if shape.algorithm is Algorithm.FLAGGED:
-            cut = _cut(as_words(out, 1), 1, shape)
+            cut = _cut(as_words(out), 0, shape)
             options["PACK"] = out.dtype.itemsize == 2
             return kernels.flagged_reduce_scatter(cut, as_words(x, n), *self._flagged(shape, cut), **options)
-        cut = _cut(out.reshape(1, out.size), 1, shape)
+        cut = _cut(out.reshape(out.size), 0, shape)
         channels = self._pushed(shape, out.dtype, cut)
         return kernels.pushed_reduce_scatter(cut, x.reshape(n, out.size), *channels, **options)
 
@@ -155,12 +155,14 @@ class GpuPlans:
         return kernels.pushed_gather(*ends, *self._pushed(shape, u32, cut), N=self.few, EACH=each)
 
 
-def as_words(t: Tensor, rows: int) -> Tensor:
-    """The bytes of a contiguous tensor as a matrix of u32; expects rows of whole words."""
-    return Tensor(t.storage, u32, (rows, t.nbytes // 4 // rows), None, t.offset)
+def as_words(t: Tensor, rows: int = 0) -> Tensor:
+    """The bytes of a contiguous tensor as u32: a line, or a matrix of `rows` rows of whole words."""
+    words = t.nbytes // 4
+    return Tensor(t.storage, u32, (rows, words // rows) if rows else (words,), None, t.offset)
 
 
 def _cut(t: Tensor, high: int, shape: Shape) -> Any:
-    """A matrix in tiles of all its rows, over as many programs as have something to do."""
-    tiles = max(1, -(-t.shape[1] // shape.tile))
-    return t.partition((high, shape.tile)).persistent(programs=min(shape.programs, tiles))
+    """A line in tiles, or a matrix in tiles of all its rows, over as many programs as have something to do."""
+    tiles = max(1, -(-t.shape[-1] // shape.tile))
+    tile = (high, shape.tile) if high else shape.tile
+    return t.partition(tile).persistent(programs=min(shape.programs, tiles))

@@ -15,6 +15,8 @@ t + S - w, where w is how many turns ahead it sends; they sent those after they 
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
 grids and counts are equal.
 
+Where a tile needs one axis it has one: finding the row and column of a tile takes a division.
+
 What a kernel needs before it can send is an argument where it can be (`me`, this rank), not a word in memory: each
 would be a round trip to the memory of the device, which is a tenth of a small message's time.
 
@@ -106,13 +108,14 @@ def flagged_all_reduce(
 ) -> None:  # fmt: skip
     """x folded over the ranks. `out` and `x` as words; `rows`: of a program in `words`."""
     p = T.program_id(0)
+    W = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row = p * rows + (e & 1) * (rows // 2)
-        mine = x.load_like(tile)
+        mine = T.reshape(x.load_like(tile), (1, W))
         send_words(mine, words, row, e, me, N)
-        tile.store(fold_words(mine, words, row, e, me, out.tile_shape[1], N, OP, ACC, DT, PACK))
+        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -123,13 +126,14 @@ def flagged_all_reduce_in_place(
 ) -> None:  # fmt: skip
     """As flagged_all_reduce, of `out` itself."""
     p = T.program_id(0)
+    W = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         row = p * rows + (e & 1) * (rows // 2)
-        mine = tile.load()
+        mine = T.reshape(tile.load(), (1, W))
         send_words(mine, words, row, e, me, N)
-        tile.store(fold_words(mine, words, row, e, me, out.tile_shape[1], N, OP, ACC, DT, PACK))
+        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -140,18 +144,18 @@ def flagged_reduce_scatter(
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank sends every other one the row that is its."""
     p = T.program_id(0)
-    W = out.tile_shape[1]
+    W = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
-        row, t = p * rows + (e & 1) * (rows // 2), tile.index[1]
+        row, t = p * rows + (e & 1) * (rows // 2), tile.index[0]
         if N == 2:
             T.put_flagged(x.load((1 - me, t), (1, W)), words, (row + me, 0), epoch=e, rank=1 - me)
         else:
             for r in T.ranks():
                 T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=e, rank=r)
         mine = x.load((me, t), (1, W))
-        tile.store(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK))
+        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -222,22 +226,23 @@ def pushed_all_reduce(
 ) -> None:  # fmt: skip
     """x folded over the ranks, one turn sent ahead. `rows`: of a program in `inbox`."""
     p, P = T.program_id(0), T.num_programs(0)
-    B = out.tile_shape[1]
-    tiles = out.num_tiles()[1]
+    B = out.tile_shape[0]
+    tiles = out.num_tiles()[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     if p < tiles:
-        push_tile(x.load((0, p), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, me, N)
+        push_tile(T.reshape(x.load((p,), (B,)), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, me, N)
         ready.notify()
     for tile in out.tiles():
-        t = tile.index[1]
+        t = tile.index[0]
         if t + P < tiles:
-            push_tile(x.load((0, t + P), (1, B)), inbox, p * rows + ((e + 1) & (AHEAD_SLOTS - 1)) * slot, me, N)
+            row = p * rows + ((e + 1) & (AHEAD_SLOTS - 1)) * slot
+            push_tile(T.reshape(x.load((t + P,), (B,)), (1, B)), inbox, row, me, N)
             ready.notify()
-        mine = x.load_like(tile)
+        mine = T.reshape(x.load_like(tile), (1, B))
         ready.wait()
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
-        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
+        tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
 
@@ -249,16 +254,16 @@ def pushed_all_reduce_in_place(
 ) -> None:  # fmt: skip
     """As pushed_all_reduce, of `out` itself, and no turn ahead: the programs of a multiprocessor keep the link busy."""
     p = T.program_id(0)
-    B = out.tile_shape[1]
+    B = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     for tile in out.tiles():
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
-        mine = tile.load()
+        mine = T.reshape(tile.load(), (1, B))
         push_tile(mine, inbox, row, me, N)
         ready.notify()
         ready.wait()
-        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
+        tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
 
@@ -270,11 +275,11 @@ def pushed_reduce_scatter(
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank pushes every other one the row that is its."""
     p = T.program_id(0)
-    B = out.tile_shape[1]
+    B = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
     for tile in out.tiles():
-        row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[1]
+        row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[0]
         if N == 2:
             inbox.at(1 - me).store((row + me, 0), x.load((1 - me, t), (1, B)))
         else:
@@ -283,7 +288,7 @@ def pushed_reduce_scatter(
         ready.notify()
         mine = x.load((me, t), (1, B))
         ready.wait()
-        tile.store(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT))
+        tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
 

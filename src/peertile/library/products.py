@@ -66,8 +66,8 @@ def matmul(
 ) -> DeviceOp[Tensor]:
     """a @ b for a [m, k] and b [k, n] of one dtype; the result [m, n] is `out`, or a new tensor of the factors' dtype.
 
-    Sums are f32. f32 factors are multiplied exactly, or with 10 bits of mantissa under `T.Precision.TF32`. The result is
-    the same on every run. ArgumentError for shapes, dtypes or devices that do not fit together.
+    Sums are f32. f32 factors are multiplied exactly, or with 10 bits of mantissa under `T.Precision.TF32`. The result
+    is the same on every run. ArgumentError for shapes, dtypes or devices that do not fit together.
 
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.products import matmul
@@ -79,7 +79,7 @@ def matmul(
         raise ArgumentError(f"matmul: expected a [m, k] and b [k, n], got {list(a.shape)} and {list(b.shape)}")
     if a.dtype != b.dtype or not a.dtype.is_float or a.dtype.bits == 64:
         raise ArgumentError(f"matmul: expected factors of one float type up to f32, got {a.dtype} and {b.dtype}")
-    (m, k), n = a.shape, b.shape[1]
+    m, n = a.shape[0], b.shape[1]
     device = a.device
     c = device.empty((m, n), a.dtype) if out is None else out
     if c.shape != (m, n):
@@ -110,4 +110,4 @@ def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, A
     """Through a copy of b by columns: moving it costs n k, multiplying m n k."""
     turned = a.device.empty((b.shape[1], b.shape[0]), b.dtype)
     moved = gemm.turn(turned.partition((64, 64)), b)
-    return moved.then(lambda *_: _launched(a, turned.permute((1, 0)), c, way, consts))
+    return moved.then(lambda *_: _launched(a, turned.permute(1, 0), c, way, consts))

@@ -31,6 +31,10 @@ __all__ = ["DeviceFuture"]
 T = TypeVar("T")
 
 
+_SPIN_BEHIND = 16
+"""Operations ahead on the stream from which on an await does not spin."""
+
+
 class DeviceFuture(Generic[T]):
     """An operation on its way: made by `op.schedule(policy)` (not submitted before the first poll) and by
     `op.submit(stream)` (submitted). Await it, or `wait()` for it on a thread; either any number of times.
@@ -156,7 +160,12 @@ class DeviceFuture(Generic[T]):
 
 
 def _spin(context: ExecutionContext, budget_us: int) -> bool:
-    """Ask again and again for a while; whether the work is done."""
+    """Ask again and again for a while; whether the work is done. Not behind a long queue, where it cannot be soon:
+    ten thousand futures that spin one after the other would hold up their loop."""
+    last, driver = context.last, context.driver
+    completed = driver.completed(context.handle)
+    if completed and last is not None and last.sequence - completed > _SPIN_BEHIND:
+        return context.is_done()
     end = time.perf_counter_ns() + budget_us * 1000
     while True:
         if context.is_done():

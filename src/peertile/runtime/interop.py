@@ -54,6 +54,8 @@ def tensor_from_address(
     if size and not device.driver.accessible(address, nbytes):
         raise ArgumentError(f"address: {device.name} cannot reach {nbytes} bytes at {address:#x}")
     storage = Storage(device, address, nbytes, release=release, owner=owner, name=f"{what} {dtype}{list(dims)}")
+    if isinstance(owner, Tensor):
+        join(owner.storage)
     join(storage)
     return Tensor(storage, dtype, dims, steps)
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOTS", "Path", "Reactor", "reactor", "watch"]
 
-SLOTS = 1024
-"""Futures of one device that can be awaited through slots at the same time; further ones get callbacks."""
+SLOTS = 1 << 14
+"""Futures of one device that can be awaited through slots at the same time; further ones get callbacks, each of which
+costs a hand-over of the interpreter between threads. A slot is a word of device memory."""
 
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 2e-3
 _UNKNOWN_LIMIT = 4

@@ -679,6 +679,124 @@ class DriverSuite:
         assert device.wait(ticket) is Status.DONE
         assert read_words(device, a, out, 3) == [8, 8, 8]
 
+    # ----------------------------------------------------------------------------------------- prepared launches
+
+    def test_a_prepared_launch_runs_any_number_of_times_with_blocks_of_its_own(
+        self, device: DriverDevice, kernels: SuiteKernels
+    ) -> None:
+        s, other = device.create_stream(), device.create_stream()
+        add = device.load_module(kernels.add)
+        x, y = words(device, s, [1, 2, 3]), words(device, s, [10, 20, 30])
+        first, second, third = (words(device, s, [0] * 3) for _ in range(3))
+        prepared = device.prepare_launch(add, (3, 1, 1), options("add"))
+        with holding(device, s):  # both blocks are in flight at once
+            tickets = [device.launch_prepared(s, prepared, args(x, y, z)) for z in (first, second)]
+            assert [t.name for t in tickets] == ["add", "add"]
+            assert tickets[1].sequence == tickets[0].sequence + 1
+            assert device.wait(device.launch_prepared(other, prepared, args(x, x, third))) is Status.DONE
+        assert device.wait(tickets[1]) is Status.DONE
+        assert device.run_prepared(s, prepared, args(x, first, x)) is None
+        assert [read_words(device, s, z, 3) for z in (first, second, third)] == [[11, 22, 33]] * 2 + [[2, 4, 6]]
+        assert read_words(device, s, x, 3) == [12, 24, 36]
+
+    def test_prepared_launches_of_large_blocks_of_waiting_kernels_and_of_printing_ones(
+        self, device: DriverDevice, kernels: SuiteKernels
+    ) -> None:
+        s = device.create_stream()
+        add, barrier, hello = (device.load_module(k) for k in (kernels.add, kernels.barrier, kernels.hello))
+        x, out = words(device, s, [1]), words(device, s, [0] * 20)
+        device.launch_prepared(
+            s, device.prepare_launch(add, (1, 1, 1), options("add")), args(x, x, x, *[0] * 200)
+        )  # more than fits a slot; the kernel looks at the first three alone
+        meet = device.prepare_launch(barrier, (20, 1, 1), options("barrier"))
+        device.launch_prepared(s, meet, args(out))
+        assert device.run_prepared(s, meet, args(out)) is None
+        said: list[bytes] = []
+        printing = options("hello")._replace(on_print=lambda program, place, payload: said.append(payload))
+        greet = device.prepare_launch(hello, (1, 1, 1), printing)
+        assert device.wait(device.launch_prepared(s, greet, b"")) is Status.DONE
+        assert device.run_prepared(s, greet, b"") is None
+        assert said == [b"hello"] * 2
+        assert read_words(device, s, x, 1) == [2]
+        assert read_words(device, s, out, 20) == [20] * 20
+
+    def test_many_launches_are_enqueued_in_order_between_others(
+        self, device: DriverDevice, kernels: SuiteKernels
+    ) -> None:
+        s = device.create_stream()
+        add = device.load_module(kernels.add)
+        x, y = words(device, s, [1]), words(device, s, [1])
+        double = device.prepare_launch(add, (1, 1, 1), options("double"))
+        bump = device.prepare_launch(add, (1, 1, 1), options("bump"))
+        assert list(device.launch_many(s, [])) == []
+        last = device.fill(s, x, 3, 8, 1).sequence
+        sequences = device.launch_many(s, [(double, args(x, x, x)), (bump, args(x, y, x))] * 50)
+        assert list(sequences) == sorted(sequences)
+        assert (len(sequences), sequences[0] > last) == (100, True)
+        device.launch(s, add, (1, 1, 1), args(x, x, y), options("after"))
+        value = 3
+        for _ in range(50):
+            value = (value * 2 + 1 + (1 << 63)) % (1 << 64) - (1 << 63)
+        assert read_words(device, s, x, 1) == [value]
+
+    def test_a_fault_among_many_launches_skips_those_behind_it(
+        self, device: DriverDevice, kernels: SuiteKernels
+    ) -> None:
+        s = device.create_stream()
+        count = device.prepare_launch(device.load_module(kernels.fail), (1, 1, 1), options("count"))
+        c = words(device, s, [0])
+        sequences = device.launch_many(s, [(count, args(c, 0 if k == 3 else -1)) for k in range(6)])
+        last = device.last_ticket(s)
+        assert device.wait(last) is Status.SKIPPED
+        fault = device.take_fault(s)
+        assert fault is not None
+        assert (fault.kind, fault.op, fault.sequence) == (FaultKind.ASSERT, "count", sequences[3])
+        again = device.run_prepared(s, count, args(c, 0))
+        assert again is not None
+        assert (again.kind, again.op) == (FaultKind.ASSERT, "count")
+        assert device.run_prepared(s, count, args(c, -1)) is None
+
+    def test_many_launches_are_nodes_of_a_capture(self, device: DriverDevice, kernels: SuiteKernels) -> None:
+        s = device.create_stream()
+        add = device.prepare_launch(device.load_module(kernels.add), (1, 1, 1), options("add"))
+        x, y = words(device, s, [1]), words(device, s, [1])
+        device.begin_capture(s)
+        assert list(device.launch_many(s, [(add, args(x, y, x))] * 3)) == [-1] * 3
+        assert device.launch_prepared(s, add, args(x, y, x)).sequence == -1
+        graph = device.instantiate(device.end_capture(s))
+        for _ in range(2):
+            assert device.run_graph(s, graph, name="four") is None
+        assert read_words(device, s, x, 1) == [9]
+        device.destroy_graph(graph)
+
+    def test_a_fault_of_a_synchronous_replay_is_returned_and_taken(
+        self, device: DriverDevice, kernels: SuiteKernels
+    ) -> None:
+        s = device.create_stream()
+        fail = device.load_module(kernels.fail)
+        c = words(device, s, [0])
+        device.begin_capture(s)
+        for k in range(3):
+            device.launch(s, fail, (1, 1, 1), args(c, 0 if k == 1 else -1), options(f"node {k}"))
+        graph = device.instantiate(device.end_capture(s))
+        for _ in range(2):
+            fault = device.run_graph(s, graph, name="replay")
+            assert fault is not None
+            assert (fault.kind, fault.op, fault.node) == (FaultKind.ASSERT, "node 1 (node 1 of replay)", 1)
+        assert device.take_fault(s) is None
+        device.destroy_graph(graph)
+
+    def test_what_is_known_to_be_completed_is(self, device: DriverDevice, kernels: SuiteKernels) -> None:
+        s = device.create_stream()
+        x = words(device, s, [0])
+        before = device.last_ticket(s)
+        assert device.wait(before) is Status.DONE
+        with holding(device, s):
+            held = device.fill(s, x, 1, 8, 1)
+            assert device.completed(s) <= before.sequence
+        assert device.wait(held) is Status.DONE
+        assert device.completed(s) <= held.sequence
+
     # ------------------------------------------------------------------------------------------------- graphs
 
     def test_a_capture_runs_nothing_and_a_graph_runs_all_each_time(

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
 from tests.backends.cpu.util import INDEX, K, Loaded, exclusive, run, shared
 
-from peertile.backends.cpu.compile import lower_to_text
+from peertile.backends.cpu.compile import _lower, lower_to_text
 from peertile.backends.cpu.lower import DUMMY_BYTES
+from peertile.backends.cpu.target import host_target
 from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Fold, Padding, Unary
@@ -279,6 +281,68 @@ def test_softmax_computes_exp_once_in_the_pass_that_sums_it():
     assert len(calls) == 2  # whole vectors and those at the edge
     # Three passes, the last one with and without stores around the caches.
     assert sum(line.startswith("loop") for line in body.splitlines()) == 4
+
+
+def fetches(k):
+    return lower_to_text(k.done()).count("call void @llvm.prefetch.p0(")
+
+
+def test_a_tile_that_is_read_again_fetches_the_next_programs_tile():
+    k = K("softmax", z=exclusive(f32, (1, 1024)), x=shared(f32, 2))
+    i = k.tile_index(k.z)
+    k.store(k.z, softmax(k, k.load(k.x, i, (1, 1024)), (1, 1024)), i)
+    # The pass that takes the maximum reads memory; the one behind it reads caches, and fetches every line once.
+    text = lower_to_text(k.done())
+    assert text.count("call void @llvm.prefetch.p0(") == 4
+    assert len(set(re.findall(r"prefetch\.p0\(ptr (\S+),", text))) == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "passes"),
+    [
+        pytest.param((1, 1024), "own", 1, id="read once"),
+        pytest.param((1, 1024), "first", 2, id="the same tile for all programs"),
+        pytest.param((1, 128), "own", 2, id="too small"),
+        pytest.param((64, 2048), "own", 2, id="too large"),
+    ],
+)
+def test_nothing_is_fetched_where_it_would_not_help(shape, index, passes):
+    k = K(z=exclusive(f32, shape), x=shared(f32, 2))
+    i = k.tile_index(k.z)
+    x = k.load(k.x, i if index == "own" else [0, 0], shape)
+    k.store(k.z, softmax(k, x, shape) if passes > 1 else k.add(x, x), i)
+    assert fetches(k) == 0
+
+
+@pytest.mark.parametrize("size", [(7, 1024), (7, 4096), (3, 1000)])
+def test_fetching_behind_the_last_tile_reads_nothing(size):
+    shape = (1, 1024)
+    k = K("softmax", z=exclusive(f32, shape), x=shared(f32, 2))
+    i = k.tile_index(k.z)
+    k.store(k.z, softmax(k, k.load(k.x, i, shape, padding=Padding.NEG_INF), shape), i)
+    x = random(size)
+    z = np.zeros_like(x)
+    run(k.done(), [z, x], size[0] * cdiv(size[1], 1024))
+    for start in range(0, size[1], 1024):
+        part = x[:, start : start + 1024]
+        e = np.exp(part - part.max(1, keepdims=True))
+        np.testing.assert_allclose(z[:, start : start + 1024], e / e.sum(1, keepdims=True), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- length
+
+
+def test_lowering_a_long_kernel_forgets_what_is_dead():
+    k = K(z=exclusive(f32, (64,)), x=shared(f32, 1))
+    i = k.tile_index(k.z)
+    value = k.load(k.x, i, (64,))
+    for _ in range(400):
+        value = k.add(value, value)
+        k.store(k.z, value, i)
+    lowering, _, _ = _lower(k.done(), host_target(), "E")
+    lowering.now = 1 << 40
+    assert list(lowering.live()) == []
+    assert lowering._tiles == {}
 
 
 # ---------------------------------------------------------------- hazards

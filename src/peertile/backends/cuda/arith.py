@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from peertile.backends.cuda.spelling import BITS, REGISTER, UNSIGNED, literal
-from peertile.backends.cuda.state import Emitter, Expr, Symmetric, View, lowers, tile_of
+from peertile.backends.cuda.state import Emitter, Expr, Ranks, Symmetric, View, lowers, tile_of
 from peertile.dtypes import DType, Kind, f32
 from peertile.ir import ops
 from peertile.ir.core import Value
@@ -43,20 +43,20 @@ def _num_programs(e: Emitter, op: ops.NumPrograms) -> None:
     e.set(op.result, f"_grid{op.attrs['axis']}")
 
 
-def _table(e: Emitter, value: Value) -> str:
+def _ranks(e: Emitter, value: Value) -> Ranks:
     symmetric = e.values[value]
     assert isinstance(symmetric, Symmetric)
-    return symmetric.table
+    return e.ranks[symmetric.table]
 
 
 @lowers(ops.Rank)
 def _rank(e: Emitter, op: ops.Rank) -> None:
-    e.define(op.result, f"tl.load({_table(e, op.operands[0])})")
+    e.set(op.result, _ranks(e, op.operands[0]).rank)
 
 
 @lowers(ops.NumRanks)
 def _num_ranks(e: Emitter, op: ops.NumRanks) -> None:
-    e.define(op.result, f"tl.load({_table(e, op.operands[0])} + 1)")
+    e.set(op.result, _ranks(e, op.operands[0]).size)
 
 
 def _extents(e: Emitter, value: Value) -> tuple[str, ...]:

@@ -100,6 +100,7 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     e.w.open()
     _program(e)
     _unpack(e)
+    memory.read_tables(e)
     memory.plan_accesses(e)
     # Descriptors are made before: nobody else looks at them, and making them takes microseconds.
     overlap = options.overlap and _may_overlap(kernel, arch)

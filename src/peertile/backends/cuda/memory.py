@@ -12,7 +12,7 @@ from typing import Final
 
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
-from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Record, Symmetric, View, lowers, tile_of
+from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Ranks, Record, Symmetric, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.dtypes import DType
 from peertile.ir import ops
@@ -29,6 +29,7 @@ __all__ = [
     "flat_rows",
     "padding_text",
     "plan_accesses",
+    "read_tables",
     "to_memory",
     "to_register",
 ]
@@ -49,7 +50,7 @@ def _peer_view(e: Emitter, op: ops.PeerView) -> None:
     assert isinstance(s, Symmetric)
     t = op.result.type
     assert isinstance(t, ViewType)
-    base = f"tl.load({s.table} + 2 + {e.text(op.operands[1])}) + {s.offset}"
+    base = f"{e.ranks[s.table].base(e.text(op.operands[1]), literal=e.is_literal(op.operands[1]))} + {s.offset}"
     pointer = f"({base}).to({e.pointer_type(t.dtype)})"
     if t.align > 1:
         pointer = f"tl.multiple_of({pointer}, {t.align})"
@@ -267,6 +268,33 @@ class Descriptor:
         self.name = name
         self.axes = axes
         self.shape = shape
+
+
+def read_tables(e: Emitter) -> None:
+    """Reads what the kernel uses of the tables of ranks, at its head and all at once: each is a round trip to memory,
+    which would come before every first access of a peer. The tables of one object's fields are one."""
+    used: dict[str, str] = {}  # table -> the one that is read for it
+    for op in walk(e.kernel.body):
+        if not isinstance(op, ops.PeerView | ops.Rank | ops.NumRanks):
+            continue
+        source = op.operands[0]
+        found, owner = e.values.get(source), source
+        if isinstance(source.op, ops.Field):
+            owner = source.op.operands[0]
+            record = e.values[owner]
+            assert isinstance(record, Record)
+            found = record.fields[source.op.attrs["field"]]
+            first = next(f for f in record.fields.values() if isinstance(f, Symmetric))
+        else:
+            first = found
+        assert isinstance(found, Symmetric)
+        assert isinstance(first, Symmetric)
+        used[found.table] = first.table
+    for table in dict.fromkeys(used.values()):
+        names = [e.let_own(word, f"tl.load({table} + {k})") for k, word in enumerate(("rank", "ranks", "base", "base"))]
+        e.ranks[table] = Ranks(table, *names)
+    for table, first in used.items():
+        e.ranks[table] = e.ranks[first]
 
 
 def plan_accesses(e: Emitter) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "Emitter",
     "Expr",
     "Narrow",
+    "Ranks",
     "Record",
     "Root",
     "Symmetric",
@@ -106,6 +107,25 @@ class Symmetric:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """What was read of a table of ranks: this rank, their number, where the memory of the first two begins. A table
+    has room for two bases, also where there is one rank."""
+
+    table: str
+    rank: str
+    size: str
+    base0: str
+    base1: str
+
+    def base(self, rank: str, *, literal: bool) -> str:
+        """Where the memory of a rank begins; of the first two without another look at memory."""
+        if literal and int(rank) < 2:
+            return self.base1 if int(rank) else self.base0
+        later = f"tl.load({self.table} + 2 + {rank}, mask={rank} > 1, other=0)"
+        return f"tl.where({rank} == 0, {self.base0}, tl.where({rank} == 1, {self.base1}, {later}))"
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A communication object: its fields."""
 
@@ -168,6 +188,8 @@ class Emitter:
         self.once: set[Op] = set()
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
         self.n_slots = 0
+        self.ranks: dict[str, Ranks] = {}
+        """What the head of the kernel read, by table."""
         self.narrow_floats = False
         self.ptx_version: int | None = None
         """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from peertile.backends.cpu import jit
 from peertile.config import config
@@ -93,6 +93,7 @@ from peertile.runtime.drivers.cpu_stream import (
 from peertile.runtime.drivers.cpu_stream import (
     signed as to_signed,
 )
+from peertile.runtime.drivers.forked import ForkGuard
 
 __all__ = ["CpuDevice", "CpuDriver"]
 
@@ -110,7 +111,7 @@ _DONE, _SLICED, _FAULTED, _BUSY = (
 
 
 _segments: Final = Segments()
-_devices: Final[weakref.WeakSet[CpuDevice]] = weakref.WeakSet()
+_guard: Final[ForkGuard[CpuDevice]] = ForkGuard()
 _numbers: Final = itertools.count(1)
 
 
@@ -149,7 +150,7 @@ class CpuDevice(DriverDevice):
             shares=(ShareKind.FD,),
             multicast=False,
         )
-        _devices.add(self)
+        _guard.devices.add(self)
 
     def _map(self, nbytes: int) -> int:
         """Memory for native structures. It stays mapped to the end of the process: threads may be late."""
@@ -735,35 +736,6 @@ def _ran(ticket: Ticket) -> CpuStream:
     return stream
 
 
-class _ForkedDevice(CpuDevice):
-    """What a device becomes in a forked child: the parent's threads do not exist here, so nothing can be done."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return object.__getattribute__(self, name)
-        if name == "free":  # garbage collection calls it; the memory is the parent's
-            return lambda address: None
-        _refuse_fork()
-
-
-_fork_state: Final = {"forked": False}
-
-
-def _refuse_fork() -> NoReturn:
-    raise UsageError("runtime was initialised before fork; use spawn")
-
-
-def _after_fork() -> None:
-    devices = list(_devices)
-    if devices:
-        _fork_state["forked"] = True
-    for device in devices:
-        device.__class__ = _ForkedDevice
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class CpuDriver(Driver):
     """Opens cpu devices. `threads` run programs (default: PEERTILE_CPU_THREADS, else cores / `local_ranks`);
     `poison` fills memory that is allocated or freed, for tests."""
@@ -790,8 +762,7 @@ class CpuDriver(Driver):
         return self._devices
 
     def open(self, ordinal: int = 0) -> DriverDevice:
-        if _fork_state["forked"]:
-            _refuse_fork()
+        _guard.check()
         if not 0 <= ordinal < self._devices:
             raise ArgumentError(f"ordinal: expected 0 to {self._devices - 1}, got {ordinal}")
         return CpuDevice(

@@ -23,10 +23,9 @@ import itertools
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.config import config
@@ -86,6 +85,7 @@ from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
 from peertile.runtime.drivers.cuda_stream import CudaStream, Op
+from peertile.runtime.drivers.forked import ForkGuard
 
 __all__ = ["CudaDevice", "CudaDriver"]
 
@@ -96,7 +96,7 @@ _HEALTH_NS: Final = 2_000_000
 _segments: Final = Segments()
 _pages: Final = HostPages()
 _modules: Final = SharedModules()
-_devices: Final[weakref.WeakSet[CudaDevice]] = weakref.WeakSet()
+_guard: Final[ForkGuard[CudaDevice]] = ForkGuard()
 _numbers: Final = itertools.count(1)
 
 
@@ -175,11 +175,11 @@ class CudaDevice(DriverDevice):
             self._max_shared = api.attribute(self.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.default_share = self.capabilities.shares[0]
         self._meet_peers()
-        _devices.add(self)
+        _guard.devices.add(self)
 
     def _meet_peers(self) -> None:
         """Copies between the devices of this process need each to reach the other's pool."""
-        for other in list(_devices):
+        for other in list(_guard.devices):
             if other._closed or other.lost is not None or other.ordinal == self.ordinal:
                 continue
             with _Using(self) as api:
@@ -825,35 +825,6 @@ class CudaDevice(DriverDevice):
         return self._submit(queue, LaunchGraph(name, own), awaited=on_caller)
 
 
-class _ForkedDevice(CudaDevice):
-    """What a device becomes in a forked child: a CUDA context does not outlive a fork, so nothing can be done."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return object.__getattribute__(self, name)
-        if name == "free":  # garbage collection calls it; the memory is the parent's
-            return lambda address: None
-        _refuse_fork()
-
-
-_fork_state: Final = {"forked": False}
-
-
-def _refuse_fork() -> NoReturn:
-    raise UsageError("runtime was initialised before fork; use spawn")
-
-
-def _after_fork() -> None:
-    devices = list(_devices)
-    if devices:
-        _fork_state["forked"] = True
-    for device in devices:
-        device.__class__ = _ForkedDevice
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class CudaDriver(Driver):
     """Opens the GPUs that the process may see. `memory_limit` bounds what `allocate` gives out.
 
@@ -863,16 +834,14 @@ class CudaDriver(Driver):
     kind = DriverKind.CUDA
 
     def __init__(self, *, memory_limit: int | None = None, api: CudaApi | None = None) -> None:
-        if _fork_state["forked"]:
-            _refuse_fork()
+        _guard.check()
         self._api = api or CudaApi()
         self._memory_limit = memory_limit
         # A variable of CUDA's own, which its driver reads when it is initialised.
         self._launch_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
 
     def device_count(self) -> int:
-        if _fork_state["forked"]:
-            _refuse_fork()
+        _guard.check()
         return self._api.device_count()
 
     def open(self, ordinal: int = 0) -> DriverDevice:
