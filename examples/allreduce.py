@@ -5,7 +5,6 @@ import numpy as np
 import peertile as pt
 import peertile.language as T
 
-
 CHECK = {"n": 40_000}
 
 

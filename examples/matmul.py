@@ -7,7 +7,6 @@ import numpy as np
 import peertile as pt
 import peertile.language as T
 
-
 CHECK = {"m": 130, "n": 300, "k": 70}
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "PeerArgument",
     "Specialization",
     "bind_one",
+    "scalar",
 ]
 
 Grid = tuple[int, int, int]
@@ -169,21 +170,22 @@ _SCALAR_FORMAT = {
 }  # fmt: skip
 
 
-_INTS: dict[str, tuple[Type, struct.Struct, int, int]] = {}
-"""For each integer dtype that was passed as a scalar: its type, how it is packed, and its range."""
+_INTEGERS: dict[tuple[str, int], Argument] = {}
+_MOST_INTEGERS = 4096
+"""Integers that were passed as scalars, with their dtypes: sizes and counts come again and again."""
 
 
-def _scalar(name: str, value: Any, dtype: DType | None) -> Argument:
+def scalar(name: str, value: Any, dtype: DType | None) -> Argument:
     """A scalar argument; without a declared dtype, int is i64, float f32, and numpy scalars their own."""
-    if type(value) is int and dtype is not None and dtype.is_int:  # by far the most
-        known = _INTS.get(dtype.name)
-        if known is None:
-            packer = struct.Struct(_SCALAR_FORMAT[dtype.name])
-            known = _INTS[dtype.name] = (canonical(TileType(dtype)), packer, dtype.min, dtype.max)
-        kind, packer, least, most = known
-        if least <= value <= most:
-            return Argument(kind, packer.pack(value), (), None)
-    return _any_scalar(name, value, dtype)
+    if type(value) is not int or dtype is None:
+        return _any_scalar(name, value, dtype)
+    found = _INTEGERS.get((dtype.name, value))
+    if found is None:
+        found = _any_scalar(name, value, dtype)
+        if len(_INTEGERS) >= _MOST_INTEGERS:
+            _INTEGERS.clear()
+        _INTEGERS[dtype.name, value] = found
+    return found
 
 
 def _any_scalar(name: str, value: Any, dtype: DType | None) -> Argument:
@@ -271,7 +273,7 @@ def bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:
     if role is Role.SCALAR:
         if isinstance(value, DeviceOp):
             raise LazyArgument
-        return _scalar(param.name, value, param.dtype)
+        return scalar(param.name, value, param.dtype)
     if role is Role.PEER:
         if hasattr(value, "peer_argument"):
             peer: PeerArgument = value

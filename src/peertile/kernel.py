@@ -17,7 +17,17 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from peertile.backends.binary import Compiled
-from peertile.binding import Bound, Grid, GroupLike, KernelInput, KernelOutput, LazyArgument, Specialization, bind_one
+from peertile.binding import (
+    Bound,
+    Grid,
+    GroupLike,
+    KernelInput,
+    KernelOutput,
+    LazyArgument,
+    Specialization,
+    bind_one,
+    scalar,
+)
 from peertile.captures import snapshot
 from peertile.errors import ArgumentError, CompileError, LaunchError
 from peertile.ir.types import Type
@@ -61,7 +71,7 @@ def _compiler() -> Compilers:
 
 
 # Looking a member up on its enumeration costs as much as comparing two strings.
-_SHARED, _EXCLUSIVE, _CONST = Role.SHARED, Role.EXCLUSIVE, Role.CONST
+_SHARED, _EXCLUSIVE, _CONST, _SCALAR = Role.SHARED, Role.EXCLUSIVE, Role.CONST, Role.SCALAR
 _GROUPED = frozenset({Role.PEER, Role.MULTICAST, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
 
 
@@ -134,9 +144,9 @@ class KernelFunction:
         params = self.params
         if len(args) > len(params):
             raise ArgumentError(f"{self.name}: expected at most {len(params)} arguments, got {len(args)}")
-        values: list[Any] = list(args)
+        values: list[Any] | tuple[Any, ...] = args if type(args) is tuple else tuple(args)
         if kwargs or len(values) < len(params):
-            values += [REQUIRED] * (len(params) - len(values))
+            values = [*values, *[REQUIRED] * (len(params) - len(values))]
             for name, value in kwargs.items():
                 at = self._index.get(name)
                 if at is None:
@@ -160,7 +170,7 @@ class KernelFunction:
             if value is REQUIRED:
                 if param.default is REQUIRED:
                     raise ArgumentError(f"{self.name}: parameter {param.name!r} ({param.role.value}) was not given")
-                value = param.default
+                value = values[k] = param.default  # type: ignore[index]  # a list, as something was left out
             role = param.role
             if role is _CONST:
                 try:
@@ -176,6 +186,10 @@ class KernelFunction:
             kind = type(value)
             if role is _SHARED and kind is Tensor:  # by far the most, hence without a call
                 argument = value._shared or value.shared_argument()
+            elif role is _EXCLUSIVE and kind is Partition:
+                argument = value.exclusive_argument()
+            elif role is _SCALAR and kind is int:
+                argument = scalar(param.name, value, param.dtype)
             else:
                 argument = bind_one(param, value, keep)
             arguments.append(argument)
@@ -310,7 +324,7 @@ class KernelFunction:
         )
 
 
-def _number_groups(params: tuple[KernelParam, ...], values: list[Any]) -> dict[str, int]:
+def _number_groups(params: tuple[KernelParam, ...], values: Sequence[Any]) -> dict[str, int]:
     """Which group each parameter belongs to, where there are several: `T.rank()` then has no meaning."""
     numbers: dict[int, int] = {}
     found: dict[str, int] = {}

@@ -469,3 +469,14 @@ def test_product_of_a_tile_with_its_own_transpose_added():
     product_of_a_symmetric_sum(z.partition((16, 16)), pt.asarray(a)).sync()
     y = 2 * a + 2 * a.T
     np.testing.assert_array_equal(z.numpy(), y @ y)
+
+
+@pytest.mark.feature("H5", "cpu")
+def test_arguments_that_were_left_out_come_back_as_their_defaults():
+    @pt.kernel
+    def affine(z: T.Exclusive, by: T.f32 = 2.0, plus: T.Const[int] = 4):
+        z.store(z.load() * by + plus)
+
+    part = pt.zeros((8,), pt.f32).partition(8)
+    assert affine(part).sync() == (part, 2.0, 4)
+    assert affine(part, plus=5).submit().wait() == (part, 2.0, 5)

@@ -8,7 +8,7 @@ import pytest
 
 import peertile as pt
 import peertile.language as T
-from peertile.errors import ArgumentError, DeviceFault, KernelAssert, UsageError
+from peertile.errors import AllocationError, ArgumentError, DeviceFault, KernelAssert, UsageError
 
 pytestmark = pytest.mark.any_device
 
@@ -63,6 +63,24 @@ def values(tensor):
 )
 def test_constructors_give_what_numpy_gives(make, expected):
     np.testing.assert_array_equal(np.asarray(make().sync().numpy(), expected.dtype), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("arange", lambda: pt.arange(1e18), "Unable to allocate 6.94 EiB for an array with shape (10"),
+        ("arange", lambda: pt.arange(0, 1, 1e-300), "Maximum allowed size exceeded)"),
+        ("linspace", lambda: pt.linspace(0, 1, 10**18), "Unable to allocate 6.94 EiB for an array with shape (10"),
+        ("eye", lambda: pt.eye(10**9), "Unable to allocate 6.94 EiB for an array with shape (10"),
+        ("rand", lambda: pt.rand(10**18, seed=1), "Unable to allocate 6.94 EiB for an array with shape (10"),
+    ],
+)
+def test_more_numbers_than_there_is_memory_are_refused(name, make, why):
+    with pytest.raises(AllocationError) as caught:
+        make()
+    head = f"{name}: numbers: expected as many as fit the memory of this machine, where they are computed, got more ("
+    assert str(caught.value).startswith(head + why)
+    assert str(caught.value).endswith("); ask for fewer, or compute them in a kernel")
 
 
 def test_random_numbers_follow_from_the_seed():

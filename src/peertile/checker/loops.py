@@ -66,7 +66,7 @@ class _Selector:
     def select(self, timeout: float | None) -> Sequence[Any]:
         """Lets others go on; with nothing to do, until something arrives or `timeout` seconds are over."""
         loop = self._loop
-        if (timeout is None or timeout > 0) and not loop.is_woken:
+        if (timeout is None or timeout > 0) and not loop.is_woken and not loop.ready_ends():
             loop.calls.pause(loop.waiters, timeout, loop.describe)
         loop.is_woken = False
         return loop.arrivals()
@@ -86,6 +86,7 @@ class RankLoop(asyncio.BaseEventLoop):
         self.inbox: list[_End] = []
         self.is_woken = False
         self._selector = _Selector(self)
+        self.ends: list[_End] = []
         calls.host.machine.is_wild = True
 
     def _write_to_self(self) -> None:
@@ -93,13 +94,22 @@ class RankLoop(asyncio.BaseEventLoop):
         self.is_woken = True
         self.calls.host.machine.wake_all(self.waiters)
 
+    def close(self) -> None:
+        super().close()
+        for end in self.ends:  # nothing real is left open, whatever became of the program
+            end.abandon()
+
     def _process_events(self, event_list: Sequence[Callable[[], None]]) -> None:
         for event in event_list:
             self.call_soon(event)
 
+    def ready_ends(self) -> list[_End]:
+        """Ends that something can arrive at."""
+        return [end for end in self.inbox if not end.is_paused]
+
     def arrivals(self) -> list[Callable[[], None]]:
         """What arrives now: from one of the ends that something is on its way to, as the schedule has it."""
-        ready = [end for end in self.inbox if not end.is_paused]
+        ready = self.ready_ends()
         if not ready:
             return []
         chooser = self.calls.host.machine.chooser
@@ -224,6 +234,7 @@ class _End(asyncio.Transport):
     def __init__(self, loop: RankLoop, protocol: asyncio.BaseProtocol | None) -> None:
         super().__init__()
         self.loop = loop
+        loop.ends.append(self)
         self.protocol = protocol
         self.peer: _End
         self.names: tuple[Address, Address]
@@ -332,6 +343,10 @@ class _End(asyncio.Transport):
 
     def abort(self) -> None:
         self.close()
+
+    def abandon(self) -> None:
+        """Its loop was closed: nothing happens here any more."""
+        self._closing = True
 
     def is_closing(self) -> bool:
         return self._closing

@@ -26,8 +26,8 @@ from peertile.cli import bench_kernels
 from peertile.cli.bench_checker import bench_checker
 from peertile.cli.bench_collectives import bench_allreduce
 from peertile.cli.bench_compute import COMPUTE
-from peertile.cli.bench_examples import bench_examples
 from peertile.cli.bench_cuda import CUDA
+from peertile.cli.bench_examples import bench_examples
 from peertile.cli.bench_pipeline import bench_pipeline
 from peertile.cli.run import DeviceKind
 from peertile.creation import asarray, empty

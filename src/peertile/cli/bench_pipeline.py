@@ -80,13 +80,27 @@ class NativeLoop:
         function = jit.load_object(binary.payload, [entry])[entry]
         address = jit.load_object(jit.compile_text(_LOOP), ["peertile_bench_loop"])["peertile_bench_loop"]
         self._loop = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64)(address)
-        self._args = ctypes.create_string_buffer(b"".join(a.words for a in op.bound.arguments))
-        self._words = (ctypes.c_int64 * 64)()
-        context = (ctypes.c_int64 * 32)(1, 1, 1, 1, *[ctypes.addressof(self._words)] * 2, 1 << 40)
-        context[8] = ctypes.addressof(self._words) + 256
-        self._context = context
-        self._scratch = ctypes.create_string_buffer(max(binary.scratch_bytes, 1) + 64)
-        self._call = (function, *(ctypes.addressof(b) for b in (self._args, self._context, self._scratch)))
+        args = b"".join(a.words for a in op.bound.arguments)
+        # As the driver lays them out: everything at the begin of a cache line.
+        self._memory = np.zeros(64 + len(args) // 8 + 128 + binary.scratch_bytes // 8, np.int64)
+        base = -self._memory.ctypes.data % 64 // 8
+        words, context, block = base, base + 32, base + 64
+        scratch = block + (len(args) // 8 + 7) // 8 * 8
+        at = self._memory.ctypes.data
+        self._memory[block : block + len(args) // 8] = np.frombuffer(args, np.int64)
+        self._memory[context : context + 10] = (
+            1,
+            1,
+            1,
+            1,
+            at + 8 * words,
+            at + 8 * words,
+            1 << 40,
+            0,
+            at + 8 * words,
+            0,
+        )
+        self._call = (function, *(at + 8 * word for word in (block, context, scratch)))
 
     def __call__(self, times: int) -> None:
         self._loop(*self._call, times)

@@ -29,6 +29,7 @@ from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
 from peertile.library.selection import Algorithm, choose
 from peertile.library.staging import Staging
+from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
 from peertile.runtime.op import DeviceOp, ExecutionContext
 from peertile.runtime.site import call_site
@@ -108,10 +109,19 @@ class CollectiveOp(DeviceOp[T]):
         staging.took(time.perf_counter_ns() - start)
         return self._result
 
+    def sync(self) -> T:
+        """Run on a stream of the device's scheduling policy and wait for the end."""
+        return self.sync_on(self._communicator.device.policy.stream_for(self))
+
     def sync_on(self, stream: Stream) -> T:
         """Run on `stream` and wait for the end."""
+        if execution.inside is not None:
+            outside_execution(self.name)
+        if self._spent:
+            self._spend()
+        self._spent = True
         try:
-            return super().sync_on(stream)
+            return self._run_to_end(stream)
         except SignatureMismatch as error:
             rank = self._communicator.group.rank
             raise SignatureMismatch(
@@ -187,9 +197,13 @@ class Collectives:
         *,
         programs: int | None = None,
         checked: bool = False,
-        slot_bytes: int = SLOT_BYTES,
+        slot_bytes: int | None = None,
     ) -> None:
         group = where if isinstance(where, Group) else where.group
+        device = current_device() if isinstance(where, Group) else where.device
+        on_gpu = device.driver.kind is DriverKind.CUDA
+        if slot_bytes is None:
+            slot_bytes = GPU_SLOT_BYTES if on_gpu else SLOT_BYTES
         if programs is not None and (not isinstance(programs, int) or programs < 1):
             raise ArgumentError(f"programs: expected an integer >= 1, got {programs!r}")
         least = _power_of_two(max(4096, group.size * LEAST_TILE * 8))
@@ -198,9 +212,15 @@ class Collectives:
         self.group = group
         self.checked = checked
         # Agreed once, so that no later choice depends on what one rank sees.
-        executors = max(1, (os.cpu_count() or 1) // group.size)
-        facts = [f.decode().split("|") for f in group.exchange(f"{executors}|{_arch()}".encode(), "Collectives")]
-        self.programs = min(int(f[0]) for f in facts) if programs is None else programs
+        executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
+        arch = (device.target or "any") if on_gpu else _arch()
+        place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
+        said = group.exchange(f"{executors}|{arch}|{place}".encode(), "Collectives")
+        facts = [f.decode().split("|") for f in said]
+        # Ranks of one process on one GPU have to be resident there together.
+        sharers = max(Counter(f[2] for f in facts).values())
+        executors = max(1, min(int(f[0]) for f in facts) // sharers)
+        self.programs = executors if programs is None else programs
         self.arch = facts[0][1] if len({f[1] for f in facts}) == 1 else "any"
         group.agree((self.programs, checked, slot_bytes), "Collectives(programs, checked, slot_bytes)")
         self.slot_bytes = slot_bytes
@@ -210,7 +230,8 @@ class Collectives:
         self._owns_heap = isinstance(where, Group)
         if isinstance(where, Group):
             words = 8 * n * (2 * FLAGGED_COUNT + 64 * p) + (1 << 17)
-            self.heap = SymmetricHeap(group, size_bytes=stage + inbox + shelf + words)
+            more = heap_bytes(n, PROGRAMS_PER_EXECUTOR * executors) if on_gpu else 0
+            self.heap = SymmetricHeap(group, size_bytes=stage + inbox + shelf + words + more)
         else:
             self.heap = where
         heap = self.heap
@@ -222,6 +243,7 @@ class Collectives:
         self._counts = heap.mailbox(tile=1, dtype=i64, programs=1)
         self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
+        self._channel = self._hello.channel_argument().uses[0].storage
         # Bound launches of recent calls, by the ids of their tensors.
         self._kept: dict[tuple[Any, ...], _Call] = {}
         # The two ways of staging as arguments, and what was faster by size.
@@ -231,6 +253,9 @@ class Collectives:
             *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
             *(self._go, self._ready, self._done, self._lead, self._ack),
         ]
+        self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch) if on_gpu else None
+        if self._gpu is not None:
+            self._objects += self._gpu.objects
         self._closed = False
         group.on_recover(self._recover)
 
@@ -243,6 +268,8 @@ class Collectives:
             return
         self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
         self._words.copy_from(np.zeros(self._words.shape, np.uint64))
+        if self._gpu is not None:
+            self._gpu.recover()
 
     def close(self) -> None:
         """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
@@ -430,6 +457,10 @@ class Collectives:
         symmetric = isinstance(x, SymmetricTensor) and isinstance(out, SymmetricTensor)
         nbytes = a.nbytes
         family = "all_reduce_symmetric" if symmetric else "all_reduce"
+        shape = self._shape(Family.ALL_REDUCE, nbytes, a.dtype) if algorithm is None else None
+        if self._gpu is not None and shape is not None:
+            text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {shape.algorithm.value})"
+            return self._keep(text, key, [self._gpu.all_reduce(shape, None if same else a, b, op)], x, out)
         choice = choose(family, self.device.driver.kind.value, self.arch, self.group.size, nbytes)
         chosen, tile_bytes = (choice.algorithm, choice.tile_bytes) if algorithm is None else (algorithm, 1 << 14)
         if algorithm in (Algorithm.TWO_SHOT, Algorithm.PIPELINED):
@@ -444,6 +475,10 @@ class Collectives:
 
             return self._keep(text, key, (), x, out, bind)
         return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
+
+    def _shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
+        """How the kernels for GPUs cut a message, where there are any that take it."""
+        return None if self._gpu is None else self._gpu.shape(family, nbytes, dtype)
 
     def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
         """The algorithm that can do it: a function of what is equal on all ranks."""

@@ -1,5 +1,8 @@
 """Which kernel of cuda_kernels.py a collective on GPUs runs, over how many programs and with which tiles.
 
+The choice is in table.json, rows with the target "cuda", by the bytes that a rank sends to each other one; the bytes of
+a tile are those of its payload.
+
 A `GpuPlans` owns the staging memory and the words of one communicator, and builds launches; it never waits for a peer
 and checks no arguments: collectives.py does. What it chooses depends on facts that are equal on all ranks alone.
 """
@@ -18,17 +21,37 @@ from peertile.kernel import LaunchOp
 from peertile.library import cuda_kernels as kernels
 from peertile.library.cuda_kernels import AHEAD_SLOTS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator
-from peertile.library.selection import Algorithm
+from peertile.library.selection import Algorithm, choose
 from peertile.runtime.tensor import Tensor
 
-__all__ = ["GpuPlans", "Shape", "heap_bytes"]
+__all__ = ["PROGRAMS_PER_EXECUTOR", "Family", "GpuPlans", "Shape", "heap_bytes"]
 
-WORDS = 2048
+WORDS = 1024
 """Words of the largest flagged tile."""
-TILE_BYTES = 1 << 15
+TILE_BYTES = 1 << 14
 """Bytes of the largest pushed tile."""
+LEAST_PUSHED = 1 << 12
+"""Bytes of a pushed tile where the table says flagged and the elements are no words."""
+ALL_TO_ALL_BYTES = 1 << 23
+"""Most bytes that a rank sends to all others by sending each of them everything; beyond, shares are better."""
+PROGRAMS_PER_EXECUTOR = 4
+"""Programs of a flagged kernel that a multiprocessor holds for certain, and twice those of a pushed one."""
 FEW_RANKS = 2
 """Up to here the kernels are compiled for the number of ranks; N is one more for all that are larger."""
+
+
+class Family(Enum):
+    """Rows of the table."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+
+    @property
+    def reduces(self) -> bool:
+        """Whether elements are numbers, not just bytes."""
+        return self in (Family.ALL_REDUCE, Family.REDUCE_SCATTER)
 
 
 class Way(Enum):
@@ -61,9 +84,10 @@ def heap_bytes(ranks: int, programs: int) -> int:
 class GpuPlans:
     """The channels of one communicator for grids of up to `programs` programs."""
 
-    def __init__(self, heap: SymmetricHeap, programs: int) -> None:
+    def __init__(self, heap: SymmetricHeap, programs: int, arch: str = "sm_90") -> None:
         self.heap = heap
         self.programs = programs
+        self.arch = arch
         n = heap.group.size
         self.few = min(n, FEW_RANKS + 1)
         words, inbox = _sizes(n, programs)
@@ -78,6 +102,23 @@ class GpuPlans:
     def objects(self) -> tuple[Any, ...]:
         """What has to be given back to a heap that lives on."""
         return self._words, self._inbox, self._ready
+
+    def shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
+        """How the table cuts a message of `nbytes` to each other rank; None where these kernels do not take it, or
+        where another way is better."""
+        n = self.heap.group.size
+        if nbytes == 0 or (family is Family.ALL_REDUCE and n > 2 and nbytes * (n - 1) > ALL_TO_ALL_BYTES):
+            return None
+        choice = choose(family.value, "cuda", self.arch, n, nbytes)
+        words = nbytes % 4 == 0
+        if not family.reduces and not words:
+            return None
+        if choice.algorithm is Algorithm.FLAGGED and words and (dtype.itemsize in (2, 4) or not family.reduces):
+            return Shape(Algorithm.FLAGGED, self.programs, choice.tile_bytes // 4)
+        tile_bytes = choice.tile_bytes if choice.algorithm is Algorithm.PUSHED else LEAST_PUSHED
+        few = family.reduces or tile_bytes > TILE_BYTES // 2
+        programs = max(self.programs // 2, 1) if few else self.programs
+        return Shape(Algorithm.PUSHED, programs, tile_bytes // (dtype.itemsize if family.reduces else 4))
 
     def recover(self) -> None:
         """Turns may differ between ranks after a failure; those that count from zero again agree."""

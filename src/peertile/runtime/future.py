@@ -13,7 +13,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from peertile.config import config
@@ -216,7 +219,9 @@ def _suspend_asyncio(asyncio: Any, context: ExecutionContext, force_callback: bo
         if not future.done():
             future.set_result(None)
 
-    watcher = watch(context, _thread_safe(loop.call_soon_threadsafe, resolve), force_callback=force_callback)
+    watcher = watch(
+        context, _waker(loop, _method(loop, "call_soon_threadsafe"), resolve), force_callback=force_callback
+    )
     try:
         yield from future.__await__()
     finally:
@@ -232,7 +237,7 @@ def _suspend_trio(trio: Any, context: ExecutionContext, force_callback: bool) ->
         if waiting:
             lowlevel.reschedule(task)
 
-    watcher = watch(context, _thread_safe(token.run_sync_soon, resume), force_callback=force_callback)
+    watcher = watch(context, _waker(token, _method(token, "run_sync_soon"), resume), force_callback=force_callback)
 
     def abort(raise_cancel: object) -> Any:
         nonlocal waiting
@@ -247,16 +252,54 @@ def _suspend_trio(trio: Any, context: ExecutionContext, force_callback: bool) ->
         watcher.cancel()
 
 
-def _thread_safe(post: Callable[[Callable[[], None]], object], function: Callable[[], None]) -> Callable[[], None]:
-    """Runs `function` in its loop; a loop that was closed has nobody left to wake."""
+class _Wakes:
+    """Wakes tasks of one loop from other threads: many at a time cost one message to the loop. A loop that was closed
+    has nobody left to wake."""
 
-    def wake() -> None:
-        try:
-            post(function)
-        except RuntimeError:  # asyncio: the loop is closed; trio's RunFinishedError is one too
-            return
+    __slots__ = ("_is_posted", "_pending", "_post")
 
-    return wake
+    def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
+        self._post = post
+        self._pending: deque[Callable[[], None]] = deque()
+        self._is_posted = False
+
+    def add(self, function: Callable[[], None]) -> None:
+        """Run `function` in the loop, soon. From any thread."""
+        self._pending.append(function)
+        if not self._is_posted:  # else the message that is on its way finds this one as well
+            self._is_posted = True
+            try:
+                self._post(self._drain)
+            except RuntimeError:  # asyncio: the loop is closed; trio's RunFinishedError is one too
+                self._pending.clear()
+
+    def _drain(self) -> None:
+        self._is_posted = False  # first: what is added from here on posts a message of its own
+        pending = self._pending
+        while pending:
+            pending.popleft()()
+
+
+_wakes: weakref.WeakKeyDictionary[Any, _Wakes] = weakref.WeakKeyDictionary()
+
+
+def _method(loop: Any, name: str) -> Callable[[Callable[[], None]], object]:
+    """A method of a loop that does not keep the loop alive: what is kept for a loop must end with it."""
+    reference = weakref.ref(loop)
+
+    def post(function: Callable[[], None]) -> object:
+        alive = reference()
+        return None if alive is None else getattr(alive, name)(function)
+
+    return post
+
+
+def _waker(loop: Any, post: Callable[[Callable[[], None]], object], function: Callable[[], None]) -> Callable[[], None]:
+    """What a reactor or a driver calls to run `function` in its loop. Called in the loop."""
+    found = _wakes.get(loop)
+    if found is None:
+        found = _wakes[loop] = _Wakes(post)
+    return partial(found.add, function)
 
 
 def spent_error(name: str) -> PeertileError:

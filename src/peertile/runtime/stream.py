@@ -116,10 +116,10 @@ class Stream:
         """Own a submission until it is known to be over. Before anything of it is enqueued."""
         inflight = self.inflight
         with self.lock:
-            if not inflight:
-                _live.streams.add(self)
-            elif len(inflight) >= _RETIRE_AT:
+            if len(inflight) >= _RETIRE_AT:
                 self._retire_known()
+            if not inflight:  # only then may it be missing there
+                _live.streams.add(self)
             inflight.append(context)
 
     def _retire_known(self) -> None:

@@ -52,6 +52,9 @@ DUMMY_BYTES = 64
 _FETCH_BYTES, _FETCH_LIMIT = 2 << 10, 256 << 10
 """Sizes of a tile whose successor is fetched ahead: shorter ones the processor foresees, longer ones crowd out the
 tile at hand."""
+MANY_STORES = 32
+"""Kernels of more stores do without stores around the caches: each of those is a loop of its own, and LLVM takes time
+that grows with the square of the loops of a function."""
 STREAM_BYTES = 4 << 20
 """Outputs of at least this size are stored around the caches: slower below 1 MiB, 0.7 of the time from 4 MiB on."""
 
@@ -131,6 +134,7 @@ class Lowering:
         self.at, self.end = liveness.at, liveness.end
         self.uses, self.last_use = liveness.uses, liveness.last_use
         self.now = 0
+        self._n_stores = sum(isinstance(op, ops.Store) for op in ops_of(kernel.body))
         self._loaded_views = {
             op.operands[0]
             for op in ops_of(kernel.body)
@@ -501,7 +505,7 @@ class Lowering:
 
     def stream_flag(self, view: View) -> str | None:
         """Whether stores to the view go around the caches; None if that is never useful."""
-        if not view.root or view.type.partition is None or self._is_loaded(view):
+        if not view.root or view.type.partition is None or self._n_stores > MANY_STORES or self._is_loaded(view):
             return None
         if view.root not in self.streams:
             with self.at_entry():

@@ -457,8 +457,8 @@ def wait(poll: Poll) -> Function:
     """f(pointer0, expected0, …, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied
     [, the value or the index].
 
-    One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set. It polls
-    with relaxed loads, and takes what they promise with an acquire load, which empties the nearest cache each time.
+    One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set. The
+    clock is read after the first looks, not before: what is there soon costs a look and nothing else.
     `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire. A record names
     the first word.
     """
@@ -483,8 +483,7 @@ def wait(poll: Poll) -> Function:
         "mov.u32 thread, %tid.x;",
         "setp.ne.u32 skip, thread, 0;",
         f"@skip bra {done};",
-        "mov.u64 begin, %globaltimer;",
-        f"add.u64 due, begin, {FAR_NS};",
+        "mov.b64 begin, 0;",
         f"{look}:",
         f"mov.b32 count, {POLLS};",
         f"{again}:",
@@ -495,6 +494,9 @@ def wait(poll: Poll) -> Function:
         *widen,
         "mov.b32 $0, 0;",
         "mov.u64 now, %globaltimer;",
+        "setp.eq.u64 skip, begin, 0;",
+        "@skip mov.b64 begin, now;",
+        f"@skip add.u64 due, now, {FAR_NS};",
         "sub.u64 passed, now, begin;",
         f"mov.b64 kind, {FAULT_WAIT};",
         f"setp.ge.u64 skip, passed, {timeout};",
@@ -539,25 +541,16 @@ def wait(poll: Poll) -> Function:
 
 def _look(poll: Poll, k: int, done: str) -> list[str]:
     """One look at word k: on success `$1` is the result and the poll is done."""
-    d, word = poll.dtypes[k], f"word{k}"
-    sign = "s" if d.is_signed else "u"
-    end = [f"mov.b64 first, {word};" if d.bits == 64 else f"cvt.{sign}64.{sign}{d.bits} first, {word};"] * (k == 0)
-    end.append(f"mov.b64 $1, {k};" if poll.result == "index" else "mov.b64 $1, first;")
-    if not poll.order.acquires:
-        return [*_glance(poll, k, poll.order), *end, f"@ok bra {done};"]
-    missed = f"WAIT_MISSED{k}_${{:uid}}"
-    return [
-        *_glance(poll, k, Order.RELAXED), *end[:-1], f"@!ok bra {missed};", *_glance(poll, k, poll.order), *end,
-        f"@ok bra {done};", f"{missed}:",
-    ]  # fmt: skip
-
-
-def _glance(poll: Poll, k: int, order: Order) -> list[str]:
-    """Load word k and compare it: `ok`."""
     d, word, expected = poll.dtypes[k], f"word{k}", f"${3 + 2 * k}"
     sign = "s" if d.is_signed else "u"
-    load = f"ld.{order.value}.{SCOPE[poll.scope]}.global.b{d.bits} {word}, [${2 + 2 * k}];"
+    lines = [f"ld.{poll.order.value}.{SCOPE[poll.scope]}.global.b{d.bits} {word}, [${2 + 2 * k}];"]
     if poll.cmp is Cmp.AT_LEAST:
-        return [load, f"sub.s{d.bits} seen{k}, {word}, {expected};", f"setp.ge.s{d.bits} ok, seen{k}, 0;"]
-    kind = f"b{d.bits}" if poll.cmp in (Cmp.EQ, Cmp.NE) else f"{sign}{d.bits}"
-    return [load, f"setp.{_COMPARE[poll.cmp]}.{kind} ok, {word}, {expected};"]
+        lines += [f"sub.s{d.bits} seen{k}, {word}, {expected};", f"setp.ge.s{d.bits} ok, seen{k}, 0;"]
+    elif poll.cmp in (Cmp.EQ, Cmp.NE):
+        lines.append(f"setp.{_COMPARE[poll.cmp]}.b{d.bits} ok, {word}, {expected};")
+    else:
+        lines.append(f"setp.{_COMPARE[poll.cmp]}.{sign}{d.bits} ok, {word}, {expected};")
+    if k == 0:
+        lines.append(f"mov.b64 first, {word};" if d.bits == 64 else f"cvt.{sign}64.{sign}{d.bits} first, {word};")
+    lines.append(f"mov.b64 $1, {k};" if poll.result == "index" else "mov.b64 $1, first;")
+    return [*lines, f"@ok bra {done};"]

@@ -52,7 +52,7 @@ HEADER: Final = struct.Struct(f"<{ARGS}q")
 COMMAND_BYTES: Final = COMMAND_WORDS * 8
 ARGS_AT: Final = ARGS * 8
 INLINE_ARGS: Final = COMMAND_BYTES - ARGS_AT
-_SLAB: Final = 64  # operation slots made at a time
+_SLAB, _LARGEST_SLAB = 64, 4096  # operation slots made at a time
 _PRUNE_AT: Final = 32  # launches hold nothing but their module: letting go of what is over need not be at once
 _COMPLETED, _FAILED, _SUBMITTED = (
     int(S.COMPLETED),
@@ -161,7 +161,7 @@ class Arenas:
         # Given back by finalisers, where no lock may be taken: appending to a deque and popping from it are atomic.
         self._returned: deque[tuple[int, int]] = deque()
         self.structures: deque[int] = deque()
-        self.slabs: deque[int] = deque()
+        self.slabs: deque[tuple[int, int]] = deque()  # (address, slots)
         self.printers: deque[int] = deque()
 
     def take(self, nbytes: int) -> tuple[int, int]:
@@ -221,7 +221,7 @@ class CpuStream(StreamHandle):
 
     def __init__(self, native: Native, device_address: int, arenas: Arenas, number: int) -> None:
         self.arenas = arenas
-        self.slabs: list[int] = []
+        self.slabs: list[tuple[int, int]] = []
         nbytes = STREAM_BYTES + EXECUTOR_BYTES
         try:
             self.address = arenas.structures.popleft()
@@ -276,14 +276,16 @@ class CpuStream(StreamHandle):
 
     def _more_slots(self) -> None:
         try:
-            base = self.arenas.slabs.popleft()
-            ctypes.memset(base, 0, _SLAB * COMMAND_BYTES)
+            base, count = self.arenas.slabs.popleft()
+            ctypes.memset(base, 0, count * COMMAND_BYTES)
         except IndexError:
-            base = map_anonymous(_SLAB * COMMAND_BYTES)
+            # As many again as there are: a stream that ten thousand operations wait on asks the system seldom.
+            count = min(max(_SLAB, sum(n for _, n in self.slabs)), _LARGEST_SLAB)
+            base = map_anonymous(count * COMMAND_BYTES)
         if not base:
-            raise AllocationError(f"stream: the system has no {_SLAB * COMMAND_BYTES} bytes for operations")
-        self.slabs.append(base)
-        self.slots.extend(Slot(base + k * COMMAND_BYTES) for k in range(_SLAB))
+            raise AllocationError(f"stream: the system has no {count * COMMAND_BYTES} bytes for operations")
+        self.slabs.append((base, count))
+        self.slots.extend(Slot(base + k * COMMAND_BYTES) for k in range(count))
 
     def _prune(self) -> None:
         """Let go of what is over. Its slot is free once the operation behind it is over, too: until then the
