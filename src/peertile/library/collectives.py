@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 from types import TracebackType
@@ -25,13 +26,16 @@ from peertile.dtypes import DType, i64, u8, u16, u32, u64
 from peertile.errors import ArgumentError, SignatureMismatch, UsageError
 from peertile.kernel import KernelFunction, LaunchOp
 from peertile.library import kernels
+from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, GpuPlans, Shape, heap_bytes
 from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
 from peertile.library.selection import Algorithm, choose
 from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
+from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp, ExecutionContext
+from peertile.runtime.registry import current_device
 from peertile.runtime.site import call_site
 from peertile.runtime.tensor import Tensor
 
@@ -42,6 +46,8 @@ AnyTensor = Tensor | SymmetricTensor
 
 SLOT_BYTES = 1 << 18
 """Bytes of one staging slot. The caches of a core hold a few of them."""
+GPU_SLOT_BYTES = 1 << 14
+"""The same on GPUs, where a program keeps a tile in registers."""
 FLAGGED_COUNT = 256
 """Elements that a flagged all-reduce takes at most."""
 LEAST_TILE = 64
@@ -460,7 +466,10 @@ class Collectives:
         shape = self._shape(Family.ALL_REDUCE, nbytes, a.dtype) if algorithm is None else None
         if self._gpu is not None and shape is not None:
             text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {shape.algorithm.value})"
-            return self._keep(text, key, [self._gpu.all_reduce(shape, None if same else a, b, op)], x, out)
+            source, into = self._in_words(a), self._in_words(b)
+            launch = self._gpu.all_reduce(shape, None if same else source, into, op)
+            before = self._move(a, source) if not same else self._move(a, into) if into is not b else []
+            return self._keep(text, key, [*before, launch, *self._move(into, b)], x, out)
         choice = choose(family, self.device.driver.kind.value, self.arch, self.group.size, nbytes)
         chosen, tile_bytes = (choice.algorithm, choice.tile_bytes) if algorithm is None else (algorithm, 1 << 14)
         if algorithm in (Algorithm.TWO_SHOT, Algorithm.PIPELINED):
@@ -475,6 +484,11 @@ class Collectives:
 
             return self._keep(text, key, (), x, out, bind)
         return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
+
+    def _in_words(self, t: Tensor) -> Tensor:
+        """`t`, or a tensor to copy to where it does not begin at a word: what one rank's view begins at must not
+        change what it does with the others."""
+        return self.device.empty(t.shape, t.dtype) if t.address % 4 else t
 
     def _shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the kernels for GPUs cut a message, where there are any that take it."""
@@ -635,6 +649,12 @@ class Collectives:
         if self._is_part(a, self._tensor(name, "out", out), self.group.rank * each):
             target = self.device.empty((each,), x.dtype)
         a, b, _ = self._pair(name, x, target, each)
+        cut_for_gpu = self._shape(Family.REDUCE_SCATTER, b.nbytes, a.dtype)
+        if self._gpu is not None and cut_for_gpu is not None:
+            text = f"reduce_scatter({a.dtype}[{a.size}], {op.name}, {cut_for_gpu.algorithm.value})"
+            source, into = self._in_words(a), self._in_words(b)
+            launches = [*self._move(a, source), self._gpu.reduce_scatter(cut_for_gpu, source, into, op)]
+            return self._keep(text, key, [*launches, *self._move(into, b), *self._move(target, out)], x, out)
         options = {"N": self._few, "OP": op, "ACC": accumulator(a.dtype), "DT": a.dtype}
         tile = self._tile(each, a.dtype.itemsize, self._copy_tile(a.nbytes, n), self.programs)
         cut = self._cut(b, tile)
@@ -662,7 +682,7 @@ class Collectives:
         if self._is_part(b, a, self.group.rank * each):
             source = self.device.empty((each,), a.dtype)
         a, b, _ = self._pair(name, source, out, n * each)
-        launches = [*self._move(x, source), self._gather(source, a, b, each, False)]
+        launches = [*self._move(x, source), *self._gather(source, a, b, each, False)]
         return self._keep(f"all_gather({a.dtype}[{each}])", key, launches, x, out)
 
     def all_to_all(self, x: AnyTensor, out: AnyTensor | None = None) -> CollectiveOp[Any]:
@@ -678,22 +698,27 @@ class Collectives:
         a, b, same = self._pair(name, x, out, prod(x.shape))
         if same and a.size:
             raise ArgumentError(f"{name}: out: expected another tensor than x, got the same; pass a separate one")
-        return self._keep(f"all_to_all({a.dtype}[{a.size}])", key, [self._gather(x, a, b, each, True)], x, out)
+        return self._keep(f"all_to_all({a.dtype}[{a.size}])", key, self._gather(x, a, b, each, True), x, out)
 
-    def _gather(self, x: AnyTensor, a: Tensor, b: Tensor, each: int, to_each: bool) -> LaunchOp:
+    def _gather(self, x: AnyTensor, a: Tensor, b: Tensor, each: int, to_each: bool) -> list[LaunchOp]:
         n, dtype = self.group.size, a.dtype
+        family = Family.ALL_TO_ALL if to_each else Family.ALL_GATHER
+        shape = self._shape(family, each * dtype.itemsize, dtype)
+        if self._gpu is not None and shape is not None:
+            source, into = self._in_words(a), self._in_words(b)
+            launch = self._gpu.gather(shape, source, into, each=to_each)
+            return [*self._move(a, source), launch, *self._move(into, b)]
         tile = self._tile(each, dtype.itemsize, self._copy_tile(b.nbytes, n), self.programs)
         tiles = n * -(-each // tile)
         programs = min(self.programs, max(1, tiles))
         cut = b.reshape(n, each).partition((1, tile)).persistent(programs=programs, swizzle=n)
         rows = n if to_each else 1
         if isinstance(x, SymmetricTensor):
-            return kernels.gather_symmetric(cut, self._matrix(x, rows), self._hello, self._done, EACH=to_each, DT=dtype)
+            ends = cut, self._matrix(x, rows)
+            return [kernels.gather_symmetric(*ends, self._hello, self._done, EACH=to_each, DT=dtype)]
         stage, stage_rows = self._view(self._stage, dtype, tile)
-        ends = cut, a.reshape(rows, each)
-        return kernels.gather_staged(
-            *ends, self._hello, self._go, stage, self._turn, stage_rows, EACH=to_each, DT=dtype
-        )
+        channels = self._hello, self._go, stage, self._turn, stage_rows
+        return [kernels.gather_staged(cut, a.reshape(rows, each), *channels, EACH=to_each, DT=dtype)]
 
     def _copy_tile(self, nbytes: int, rows: int) -> int:
         """Bytes of a tile; a slot holds at least two groups of one for each rank."""

@@ -34,8 +34,8 @@ __all__ = ["DeviceFuture"]
 T = TypeVar("T")
 
 
-_SPIN_BEHIND = 16
-"""Operations ahead on the stream from which on an await does not spin."""
+_SPIN_BEHIND = 32
+"""Submissions on the stream from which on an await does not spin. Some may be over: they are let go of from 16 on."""
 
 
 class DeviceFuture(Generic[T]):
@@ -165,9 +165,7 @@ class DeviceFuture(Generic[T]):
 def _spin(context: ExecutionContext, budget_us: int) -> bool:
     """Ask again and again for a while; whether the work is done. Not behind a long queue, where it cannot be soon:
     ten thousand futures that spin one after the other would hold up their loop."""
-    last, driver = context.last, context.driver
-    completed = driver.completed(context.handle)
-    if completed and last is not None and last.sequence - completed > _SPIN_BEHIND:
+    if len(context.stream.inflight) > _SPIN_BEHIND:
         return context.is_done()
     end = time.perf_counter_ns() + budget_us * 1000
     while True:

@@ -5,6 +5,10 @@ change places without anybody telling. After each run, for every two dependent s
 the other order is put down as work. A wait and the write that lets it pass are never tried in the other order.
 Values (which replaced value a read returns, who is admitted) are all tried.
 
+A loop that polls is a wait whose condition is learned: a trip that came to nothing changed nothing (MM-74), so a poll
+that would read the same number again, after the same useful steps, is put off until the word has another one, and a
+run in which it reads a replaced number in vain is one of those in which it comes later.
+
 What hosts and streams do is told by `Host.next_call` and `Operation.reach`: that a collective call was arrived at,
 or a launch begun, tells nobody. Two steps that happen in one order only, by the clocks of the machine (a barrier of
 hosts, a launch behind a copy), are not tried in the other one.
@@ -73,7 +77,11 @@ _ALONE = _Next(None, False, alone=True)
 _ANY = _Next(None, True)
 
 
-def _next_of(task: Any) -> tuple[_Next, bool]:
+def _poll(entry: int, useful: int, word: Word) -> tuple[Any, ...]:
+    return (entry, useful, word.home.base, word.offset, word.value)
+
+
+def _next_of(task: Any, vain: set[tuple[Any, ...]]) -> tuple[_Next, bool]:
     """The next operation of a ready task, and whether it can do it."""
     if task.machine.is_wild:
         return _ANY, True
@@ -96,7 +104,8 @@ def _next_of(task: Any) -> tuple[_Next, bool]:
             dtype = SIGNED[at.dtype] if task.site.signed else at.dtype
             able = satisfies(cmp, task.site.seen(at.value), expected, dtype)
             return _Next(place, False, wait=(cmp, expected, dtype, task.site)), able
-        return _Next(place, not reads), True
+        able = not (vain and reads and _poll(task.entry, task.useful, at) in vain)
+        return _Next(place, not reads), able
     if isinstance(at, Object):
         return _Next((at.base, -1), not reads), True
     return _ANY, True
@@ -142,8 +151,9 @@ class _Path:
 
     every = True
 
-    def __init__(self, nodes: list[_Node]) -> None:
+    def __init__(self, nodes: list[_Node], vain: set[tuple[Any, ...]]) -> None:
         self.nodes = nodes
+        self.vain = vain
         self.taken: list[int] = []
         self.at = 0
         self.pruned = False
@@ -156,8 +166,14 @@ class _Path:
             self.pruned = True
             return Outcome(None, tuple(self.taken), 0, None)  # type: ignore[arg-type]
 
+    def spins(self, program: Program, loop: int, word: Word, k: int) -> None:
+        """A trip of a polling loop came to nothing."""
+        if k < len(word.writes) - 1:
+            raise _Pruned
+        self.vain.add(_poll(program.entry, program.trips.get(loop, -1), word))
+
     def task(self, ready: Sequence[Any], current: int) -> int:
-        found = [(task.entry, *_next_of(task)) for task in ready]
+        found = [(task.entry, *_next_of(task, self.vain)) for task in ready]
         able = {entry: what for entry, what, can in found if can}
         if not able:  # waits that will park: their order tells nobody
             self.taken.append((0 - current) % len(ready))
@@ -204,6 +220,7 @@ class Exhaustive:
 
     def __init__(self) -> None:
         self._nodes: list[_Node] = []
+        self._vain: set[tuple[Any, ...]] = set()
         self._started = False
 
     def next(self) -> _Path | None:
@@ -212,7 +229,7 @@ class Exhaustive:
             if not self._backtrack():
                 return None
         self._started = True
-        return _Path(self._nodes)
+        return _Path(self._nodes, self._vain)
 
     def _backtrack(self) -> bool:
         """Shortens the path to its last choice with work left, and takes that up."""

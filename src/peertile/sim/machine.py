@@ -134,6 +134,8 @@ class Machine:
         """Operations that leave when their abort word is set: looked at when nobody is ready."""
         self.is_wild = False
         """Hosts have event loops, or the like: any step may depend on any other."""
+        self.spins: Callable[[Any, int, Word, int], None] | None = None
+        """Told of trips of polling loops that came to nothing: program, loop, word, and which write it read."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
         self._timers: list[tuple[int, int]] = []

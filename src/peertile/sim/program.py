@@ -53,7 +53,7 @@ class Program(Agent):
 
     __slots__ = (
         "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready",
-        "seen_before", "site", "slot", "stale_count", "transfers", "wait_place", "wrote",
+        "seen_before", "site", "slot", "stale_count", "transfers", "trips", "useful", "wait_place", "wrote",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,10 @@ class Program(Agent):
         self.polls: dict[Word, int] = {}
         self.seen_before: dict[int, dict[Word, int]] = {}
         self.stale_count = 0
+        self.useful = 0
+        """Synchronising operations, those of trips of polling loops that came to nothing left out."""
+        self.trips: dict[int, int] = {}
+        """`useful` where the present trip of each polling loop began."""
         self.wrote = False
         self.transfers: list[Agent] = []
         """Asynchronous stores that nobody has waited for yet."""
@@ -86,6 +90,7 @@ class Program(Agent):
 
     def run(self) -> None:
         self.steps += 1
+        self.useful += 1
         if self.ending:
             self.finish()
             return
@@ -501,6 +506,10 @@ class Program(Agent):
             self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event)
         return word.pass_wait(cmp, expected, self, site, self.machine.rule)
 
+    def enter_loop(self, loop: int) -> None:
+        """A loop that polls begins."""
+        self.trips[loop] = self.useful
+
     def back_edge(self, site: Site, loop: int) -> bool:
         """The end of a trip of a loop that polls: True, and parked, if it read what the trip before it read and
         changed nothing, and no word has a newer value."""
@@ -508,6 +517,14 @@ class Program(Agent):
         before = self.seen_before.get(loop)
         self.seen_before[loop] = polls
         wrote, self.wrote = self.wrote, False
+        if wrote or not polls:
+            self.trips[loop] = self.useful
+        else:
+            spins = self.machine.spins
+            if spins is not None and len(polls) == 1:
+                ((word, k),) = polls.items()
+                spins(self, loop, word, k)
+            self.useful = self.trips.get(loop, self.useful)
         if wrote or not polls or before != polls:
             return False
         if any(k < len(word.writes) - 1 for word, k in polls.items()):
@@ -517,6 +534,7 @@ class Program(Agent):
         self.polls = polls
         self.site = site
         self.at = None
+        self.useful -= 1  # waking up is no operation
         return True
 
     # ---------------------------------------------------------------- output

@@ -97,6 +97,7 @@ class Case:
             conditions=self.conditions,
         )
         machine.park = park
+        machine.spins = getattr(chooser, "spins", None)
         machine.trace = Trace() if self.traced else None
         machine.foresight = foresight
         verdict: Verdict | None = None

@@ -673,8 +673,11 @@ class _Translator:
         iv, *rest = op.blocks[0].args
         carried = self._enter(op, op.operands[3:], rest)
         results = self.args(op.results)
+        polls = self._polling(op)
+        if polls is not None:
+            self.emit(f"P.enter_loop({polls})")
         self.emit(f"for {self.name(iv)} in range({lo}, {hi}, {step}):")
-        self.loops.append((op, carried, results, self._polling(op)))
+        self.loops.append((op, carried, results, polls))
         self.inner(op.blocks[0])
         self.loops.pop()
         if results:
@@ -686,8 +689,11 @@ class _Translator:
 
     def _Loop(self, op: Op) -> None:
         carried = self._enter(op, op.operands, op.blocks[0].args)
+        polls = self._polling(op)
+        if polls is not None:
+            self.emit(f"P.enter_loop({polls})")
         self.emit("while True:")
-        self.loops.append((op, carried, self.args(op.results), self._polling(op)))
+        self.loops.append((op, carried, self.args(op.results), polls))
         self.inner(op.blocks[0])
         self.loops.pop()
 
