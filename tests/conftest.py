@@ -87,7 +87,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def left_out(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether the tier that was asked for leaves `item` out beside what `-m` says."""
     only_gpu = item.get_closest_marker("cuda") or item.get_closest_marker("cuda2")
-    gpu_too = only_gpu or item.get_closest_marker("any_device")
+    gpu_too = only_gpu or (item.get_closest_marker("any_device") and not item.get_closest_marker("cpu_only"))
     if config.option.device == "cuda" and not gpu_too:
         return True
     if only_gpu and config.option.device != "cuda":

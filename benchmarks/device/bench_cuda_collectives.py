@@ -31,7 +31,8 @@ import numpy as np  # noqa: E402
 
 import peertile as pt  # noqa: E402
 import peertile.language as T  # noqa: E402
-from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes  # noqa: E402
+from peertile.library.collectives import Collectives  # noqa: E402
+from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes  # noqa: E402
 from peertile.library.reductions import ReduceOp  # noqa: E402
 from peertile.library.selection import Algorithm  # noqa: E402
 
@@ -202,7 +203,7 @@ def all_reduce(b: Bench, plans: GpuPlans, nbytes: int, sweep: bool) -> Json:
 
         return make
 
-    for name, shape in chosen("all_reduce", nbytes, 2, sweep, plans).items():
+    for name, shape in chosen(Family.ALL_REDUCE, nbytes, 2, sweep, plans).items():
         candidates[name] = ours(shape)
     if b.torch is not None:
         torch = b.torch
@@ -226,11 +227,10 @@ def all_reduce(b: Bench, plans: GpuPlans, nbytes: int, sweep: bool) -> Json:
     return b.compare(candidates, nbytes)
 
 
-def chosen(family: str, nbytes: int, itemsize: int, sweep: bool, plans: GpuPlans) -> dict[str, Shape]:
-    if sweep:
-        return shapes(nbytes, itemsize)
-    select: Any = getattr(importlib.import_module("peertile.library.cuda_collectives"), "select", None)
-    return {"peertile": select(family, plans, nbytes)} if select else shapes(nbytes, itemsize)
+def chosen(family: Family, nbytes: int, itemsize: int, sweep: bool, plans: GpuPlans) -> dict[str, Shape]:
+    """What to time: every way, or the one that the committed table says for a message of `nbytes` to each rank."""
+    shape = None if sweep else plans.shape(family, nbytes, pt.bf16)
+    return shapes(nbytes, itemsize) if shape is None else {"peertile": shape}
 
 
 def moves(b: Bench, plans: GpuPlans, family: str, nbytes: int, sweep: bool) -> Json:
@@ -265,7 +265,7 @@ def moves(b: Bench, plans: GpuPlans, family: str, nbytes: int, sweep: bool) -> J
 
     per_rank = nbytes // n
     itemsize = 2 if family == "reduce_scatter" else 4
-    options = chosen(family, per_rank, itemsize, sweep, plans)
+    options = chosen(Family(family), per_rank, itemsize, sweep, plans)
     candidates: dict[str, Callable[[], Callable[[int], float]]] = {k: ours(s) for k, s in options.items()}
     if b.torch is not None:
         torch = b.torch
@@ -373,23 +373,22 @@ def copies(b: Bench) -> Json:
     return found
 
 
-def eager(b: Bench, plans: GpuPlans) -> Json:
-    """64 KiB, no graph, calls pipelined."""
+def eager(b: Bench) -> Json:
+    """64 KiB through a communicator, no graph, calls pipelined."""
     count = 32 * KIB
     x, out = pt.asarray(b.random(count), pt.bf16), pt.empty((count,), pt.bf16)
-    shape = chosen("all_reduce", 64 * KIB, 2, False, plans)
-    shape_ = shape.get("peertile") or Shape(FLAGGED, 64, 256)
     found: Json = {}
-    for name, build in (("kept op", lambda: plans.all_reduce(shape_, x, out, ReduceOp.SUM)),):
+    with Collectives(b.group) as comm:
+        comm.all_reduce(x, out).sync_on(b.stream)
         times = []
         for _ in range(7):
             b.group.barrier("turn")
             begin = time.perf_counter()
-            futures = [build().submit(b.stream) for _ in range(200)]
+            futures = [comm.all_reduce(x, out).submit(b.stream) for _ in range(200)]
             for future in futures:
                 future.wait(20)
             times.append((time.perf_counter() - begin) / 200 * 1e6)
-        found[f"{name} us"] = round(statistics.median(times), 2)
+        found["peertile us"] = round(statistics.median(times), 2)
     if b.torch is not None:
         torch = b.torch
         values = torch.ones(count, dtype=torch.bfloat16, device="cuda")
@@ -427,7 +426,7 @@ def rank_main(group: pt.Group, names: list[str], sweep: bool, plain: bool, limit
             if late():
                 break
             if name in ("signal", "copy", "eager"):
-                function = {"signal": lambda: signals(b), "copy": lambda: copies(b), "eager": lambda: eager(b, plans)}
+                function = {"signal": lambda: signals(b), "copy": lambda: copies(b), "eager": lambda: eager(b)}
                 tell(part=name, found=guarded(function[name]))
                 continue
             sizes = SIZES if name == "all_reduce" else [s for s in SIZES if s not in (4 * KIB, 4 * MIB)]

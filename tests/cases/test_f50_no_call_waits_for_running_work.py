@@ -21,6 +21,7 @@ def set_word(word: T.Peer):
     T.st(word.local, T.i32(1), index=(0,), order=T.release)
 
 
+@pytest.mark.cpu_only
 def test_nothing_that_the_host_does_waits_for_a_kernel_that_spins():
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         word, out = heap.zeros((1,), pt.i32), pt.zeros(1, pt.i32)

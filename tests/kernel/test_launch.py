@@ -230,6 +230,7 @@ def test_exclusive_argument_that_overlaps_another_is_refused():
     )
 
 
+@pytest.mark.cpu_only
 def test_memory_that_was_wrapped_twice_is_still_exclusive():
     words = np.zeros(1025, np.float32)
     z, x = pt.from_dlpack(words[1:]), pt.from_dlpack(words[:1024])
@@ -370,6 +371,7 @@ def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
         assert device.memory().in_use < in_use
 
 
+@pytest.mark.cpu_only
 def test_memory_is_given_back_without_the_garbage_collector():
     device = pt.current_device()
     gc.collect()

@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 
 import peertile as pt
-from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
+from peertile.library.collectives import Collectives
+from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
@@ -83,3 +84,51 @@ def rounded_once(group, algorithm, seed):
     bound = np.abs(exact) * 2.0**-8 + 1e-30
     assert (np.abs(got.astype(np.float64) - exact) <= bound).all()
     return got.tobytes()
+
+
+def through_the_communicator(group, dtype_name, seed):
+    """What a communicator on GPUs does, with the kernels on whatever device there is: any count, in place, symmetric
+    tensors, views that begin at no word."""
+    dtype, n, me = getattr(pt, dtype_name), group.size, group.rank
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(n, 8) + (48 << 20)) as heap:
+        comm = Collectives(heap, programs=2)
+        comm._gpu = comm._gpu or GpuPlans(heap, 8)
+        for count in (1, 2, 7, 64, 1001, 40_000):
+            rows = [integers(r, n * count, (seed, count)).reshape(n, count) for r in range(n)]
+            for start in (0, 1):
+                whole = pt.zeros((n * count + 1,), dtype)
+                x = whole[start : start + count]
+                x.copy_from(rows[me][0])
+                same(comm.all_reduce(x).sync(), sum(r[0] for r in rows))
+                same(comm.all_gather(x).sync(), np.stack([r[0] for r in rows]))
+                comm.all_reduce(x, x, ReduceOp.MIN).sync()
+                same(x, np.min([r[0] for r in rows], axis=0))
+                y = whole[start : start + n * count]
+                y.copy_from(rows[me].reshape(-1))
+                same(comm.reduce_scatter(y).sync(), sum(r[me] for r in rows))
+                same(comm.all_to_all(y).sync(), np.concatenate([r[me] for r in rows]))
+                if n > 1:
+                    part = y[me * count : (me + 1) * count]
+                    comm.reduce_scatter(y, part).sync()
+                    same(part, sum(r[me] for r in rows))
+        s, t = heap.empty((1000,), dtype), heap.empty((1000,), dtype)
+        rows = [integers(r, 1000, seed) for r in range(n)]
+        s.copy_from(rows[me])
+        comm.all_reduce(s, t).sync()
+        same(t, sum(rows))
+        comm.all_reduce(s, s).sync()
+        same(s, sum(rows))
+        comm.close()
+    return True
+
+
+def shapes(group):
+    """How messages of some sizes are cut."""
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, 8) + (1 << 20)) as heap:
+        plans = GpuPlans(heap, 8)
+        asked = [
+            (Family.ALL_REDUCE, 0, pt.bf16), (Family.ALL_REDUCE, 4096, pt.bf16), (Family.ALL_REDUCE, 4096, pt.f64),
+            (Family.ALL_REDUCE, 4098, pt.bf16), (Family.ALL_REDUCE, 64 << 20, pt.bf16),
+            (Family.ALL_GATHER, 4096, pt.f8e4m3), (Family.ALL_GATHER, 4098, pt.bf16), (Family.ALL_TO_ALL, 4 << 20, pt.f32),
+        ]  # fmt: skip
+        return [plans.shape(*a) for a in asked]

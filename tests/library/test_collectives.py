@@ -305,7 +305,9 @@ def test_bad_options_are_refused(options, message):
 
 def test_the_table_is_whole_and_every_entry_can_be_chosen():
     table = load_table()["collectives"]
-    assert set(table) == {"all_reduce", "all_reduce_symmetric", "copy"}
+    gpu_alone = {"reduce_scatter", "all_gather", "all_to_all"}
+    assert set(table) == {"all_reduce", "all_reduce_symmetric", "copy", *gpu_alone}
+    assert {row["target"] for name in gpu_alone for row in table[name]} == {"cuda"}
     for name, rows in table.items():
         for row in rows:
             bounds = [entry[0] for entry in row["entries"]]

@@ -39,3 +39,20 @@ def test_words_are_the_bytes_of_a_tensor():
     assert (words.shape, words.dtype, words.address) == ((2, 1), pt.u32, x.address)
     assert words.numpy().tolist() == [[0x4000_3F80], [0x4080_4040]]
     assert Shape(Algorithm.FLAGGED, 1, 64) == Shape(Algorithm.FLAGGED, 1, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_communicator_takes_any_count_place_and_type(ranks, dtype, seed):
+    assert all(spawn(gpu_plan_ranks.through_the_communicator, ranks, dtype, seed))
+
+
+def test_shapes_follow_from_bytes_type_and_ranks_alone():
+    flagged, pushed = Algorithm.FLAGGED, Algorithm.PUSHED
+    two = [
+        None, Shape(flagged, 8, 32), Shape(pushed, 4, 512), Shape(pushed, 4, 2048), Shape(pushed, 4, 8192),
+        Shape(flagged, 8, 128), None, Shape(pushed, 8, 2048),
+    ]  # fmt: skip
+    assert spawn(gpu_plan_ranks.shapes, 2) == [two, two]
+    assert spawn(gpu_plan_ranks.shapes, 3)[0][4] is None  # shares are better than everything to everybody

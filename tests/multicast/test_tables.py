@@ -30,8 +30,11 @@ def spawn(function, ranks, *args):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M1", "cpu")
+@pytest.mark.feature("M1", "cuda")
 @pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
+@pytest.mark.feature("M6", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("order", LOADS, ids=lambda o: o.value)
 def test_every_load_reduce(ranks, order, seed):
@@ -41,7 +44,9 @@ def test_every_load_reduce(ranks, order, seed):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
+@pytest.mark.feature("M6", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("order", UPDATES, ids=lambda o: o.value)
 def test_every_reduction_into_the_members(ranks, order, seed):
@@ -51,6 +56,7 @@ def test_every_reduction_into_the_members(ranks, order, seed):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M2", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_store(ranks, seed):
     cases = list(itertools.product(MULTICAST_DTYPES, STORES))
@@ -59,6 +65,7 @@ def test_every_store(ranks, seed):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M4", "cpu")
+@pytest.mark.feature("M4", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_bulk_store_and_bulk_reduction(ranks, seed):
     assert all(spawn(mr.stores, ranks, [(name, T.weak) for name in MULTICAST_DTYPES], seed, True))
@@ -68,6 +75,7 @@ def test_every_bulk_store_and_bulk_reduction(ranks, seed):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M5", "cpu")
+@pytest.mark.feature("M5", "cuda")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_signals_reach_every_rank(ranks):
     assert all(spawn(mr.signal_words, ranks, ["i32", "u32", "i64", "u64"]))
@@ -75,6 +83,7 @@ def test_signals_reach_every_rank(ranks):
 
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
+@pytest.mark.feature("M2", "cuda")
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (4, "u64")])
 def test_all_reduce_in_one_address(ranks, name, seed):
     assert all(spawn(mr.all_reduces, ranks, name, 1 << 12, 64, seed))

@@ -58,6 +58,7 @@ def bump(p: T.Pointer):
     T.unsafe.atomic_rmw(p, T.Rmw.ADD, T.i64(1), order=T.relaxed, scope=T.device)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("K13", "cpu")
 def test_a_pointer_to_foreign_memory_is_checked_at_launch_and_keeps_its_owner():
     array = np.zeros(8, np.int64)
@@ -73,6 +74,7 @@ def test_a_pointer_to_foreign_memory_is_checked_at_launch_and_keeps_its_owner():
     )
 
 
+@pytest.mark.cpu_only
 def test_memory_that_may_only_be_read_is_refused():
     with open(pt.__file__, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -203,6 +205,7 @@ def test_the_handshake_in_threads(ranks):
     assert pt.spawn(handshake_ranks, ranks, (20,), model=pt.RankModel.THREADS, timeout_s=100) == [256] * ranks
 
 
+@pytest.mark.cpu_only
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_handshake_in_processes_over_all_its_rounds(ranks):

@@ -89,6 +89,13 @@ class Function(str):
         return id(self)
 
 
+class Image(bytes):
+    """A loaded module, with a number."""
+
+    def __int__(self):
+        return id(self)
+
+
 def _object(number):
     """What a handle that went through native code stands for; streams and functions are kept for good."""
     return ctypes.cast(number, ctypes.py_object).value
@@ -421,7 +428,7 @@ class FakeCuda:
     # ---------------------------------------------------------------- modules, launches
 
     def load_module(self, image):
-        return image
+        return Image(image)
 
     def unload_module(self, module):
         pass

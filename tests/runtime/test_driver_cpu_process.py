@@ -387,7 +387,7 @@ def test_workers_keep_off_the_processor_of_their_caller():
     try:
         for cpu in sorted(allowed)[:2] * 2:
             os.sched_setaffinity(0, {cpu})
-            for _ in range(200):  # a worker is moved when it is woken: not while it has not gone to sleep yet
+            for _ in range(2000):  # a worker is moved when it is woken: not while it has not gone to sleep yet
                 meet = device.load_module(binary)
                 (worker,) = device._workers
                 met = words(device, s, [0, 0])

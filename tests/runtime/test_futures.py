@@ -376,6 +376,7 @@ def test_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H10", "cpu")
 def test_a_forked_child_is_told_and_frees_nothing():
     done = child(

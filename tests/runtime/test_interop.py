@@ -56,6 +56,7 @@ class Capsules:
         return self.device or self.tensor.__dlpack_device__()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_numpy_and_peertile_see_the_same_memory():
     x = pt.asarray(np.arange(8, dtype=np.float32))
@@ -77,6 +78,7 @@ def test_numpy_and_peertile_see_the_same_memory():
     assert np.asarray(x, np.int64).dtype == np.int64
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_memory_stays_alive_on_both_sides(hold):
     device = pt.current_device()
@@ -112,6 +114,7 @@ def test_memory_stays_alive_on_both_sides(hold):
     assert gone() is None
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_an_export_waits_for_what_is_enqueued():
     device = pt.current_device()
@@ -141,6 +144,7 @@ def test_memory_at_an_address_says_who_owns_it():
     assert freed == [a.ctypes.data]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("call", "message", "error"),
     [
@@ -161,6 +165,7 @@ def test_wrong_memory_is_refused(call, message, error):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.cpu_only
 def test_a_read_only_array_and_a_used_capsule_are_refused():
     a = np.ones(4, np.float32)
     a.flags.writeable = False
@@ -191,6 +196,7 @@ def refused(call, what):
     assert what in str(caught.value)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H11", "cpu")
 @pytest.mark.feature("H15", "cpu")
 def test_wrappings_of_one_memory_are_leased_as_one(hold):
@@ -209,6 +215,7 @@ def test_wrappings_of_one_memory_are_leased_as_one(hold):
     assert array.tolist() == [1] * 48 + [2] * 16
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H11", "cpu")
 def test_a_wrapping_that_joins_two_others_joins_their_leases(hold):
     device = pt.current_device()
@@ -255,6 +262,7 @@ class Modern(Capsules):
         return self.tensor.__dlpack__(max_version=max_version)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_a_frozen_share_goes_out_as_read_only_and_stays_frozen_while_it_is_out():
     x = pt.ones(4, pt.f32)
@@ -278,6 +286,7 @@ def test_a_frozen_share_goes_out_as_read_only_and_stays_frozen_while_it_is_out()
     assert values(x) == [2] * 4
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_numpy_may_write_what_dlpack_1_0_gives_it():
     x = pt.zeros(4, pt.f32)
@@ -339,6 +348,7 @@ def test_the_last_reference_may_go_on_any_thread():
     assert device.memory().in_use == before
 
 
+@pytest.mark.cpu_only
 @pytest.mark.slow
 @pytest.mark.feature("H10", "cpu")
 def test_a_hundred_thousand_operations_leave_nothing():

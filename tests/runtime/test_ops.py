@@ -512,6 +512,7 @@ def test_async_on_gives_protection_up_on_return():
     assert values(out) == [2] * 4
 
 
+@pytest.mark.cpu_only
 def test_an_op_on_a_stream_of_another_device_is_refused():
     device = pt.open_device(ordinal=1)
     stream = device.stream()

@@ -65,6 +65,7 @@ def test_policies_are_anything_with_stream_for_and_differ_per_device():
     other.close()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -167,6 +168,7 @@ def test_signals_are_checked_before_the_driver(make, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("D5", "cpu")
 def test_a_signal_of_another_device_is_refused():
     other = pt.open_device(ordinal=1)
@@ -183,6 +185,7 @@ def test_a_signal_of_another_device_is_refused():
     other.close()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.feature("D5", "cpu")
 def test_the_watchdog_releases_the_stream_and_fails_the_op_and_what_follows():
     stream = pt.current_device().stream()
@@ -207,3 +210,19 @@ def test_signals_are_nodes_of_graphs():
         pt.op.set_signal(word, 1).sync_on(pt.current_device().default_stream)
         future.wait()
         assert (values(x), values(word)) == ([5] * 4, [2])
+
+
+@pytest.mark.feature("H3", "cpu")
+@pytest.mark.parametrize(("steps", "on_caller"), [(0, True), (2, True), (3, False), (10, False)])
+def test_of_a_long_chain_the_stream_runs_while_the_rest_is_enqueued(steps, on_caller):
+    stream = pt.current_device().stream()
+    x = pt.zeros(4, pt.f32)
+    op = pt.op.with_context(lambda context: pt.op.value(context.on_caller))
+    for k in range(steps):
+        op = op.then(lambda seen, k=k: pt.op.fill(x, k).map(lambda: seen))
+    assert op.sync_on(stream) is on_caller
+    ops = [pt.op.fill(x, k) for k in range(steps)]
+    assert pt.zip(pt.op.with_context(lambda context: pt.op.value(context.on_caller)), *ops).sync_on(stream)[0] is (
+        on_caller
+    )
+    assert values(x)[0] == max(steps - 1, 0)

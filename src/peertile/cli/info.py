@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from peertile.cli.cache import entries
+from peertile.cli.topology import gpu_report
 from peertile.comm.control import Segment
 from peertile.config import VARIABLES, config
 from peertile.errors import PeertileError
@@ -84,9 +85,7 @@ def probes() -> list[Probe]:
         _probe("ranks as processes", _probe_processes),
         Probe("ranks as threads", True, "needs nothing of the platform"),
         Probe("sim", True, "peertile check runs unchanged programs on it"),
-        Probe(
-            "cuda", False, "only pt.open_device(pt.DriverKind.CUDA) in one process, with the extra cuda; no ranks yet"
-        ),
+        *(Probe(f.name, f.works, f.why) for f in gpu_report()),
         Probe("several hosts", False, "not part of this version"),
     ]
 

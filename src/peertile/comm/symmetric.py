@@ -25,7 +25,7 @@ from peertile.comm.links import Links
 from peertile.comm.memory import PeerMemory
 from peertile.comm.multicast import MulticastPath
 from peertile.dtypes import DType
-from peertile.errors import AllocationError, ArgumentError, UsageError
+from peertile.errors import AllocationError, ArgumentError, UnsupportedError, UsageError
 from peertile.ir.ops import MULTICAST_DTYPES
 from peertile.ir.types import Access, BarrierType, CounterType, MailboxType, SignalType
 from peertile.runtime.argument import Argument, Use, canonical, multicast_type, pack_words, symmetric_type
@@ -200,7 +200,13 @@ class SymmetricHeap:
         return Signal(self, _positive("slots", slots))
 
     def counter(self, slots: int = DEFAULT_SLOTS) -> Counter:
-        """A counter: `slots` words that any rank adds to and the owner waits on."""
+        """A counter: `slots` words that any rank adds to and the owner waits on. UnsupportedError on every rank where
+        atomics on the memory of peers are not atomic."""
+        if not self._memory.peer_atomics:
+            raise UnsupportedError(
+                "SymmetricHeap.counter: expected GPUs whose atomics reach each other's memory, got a pair that has no "
+                "native peer atomics; use a signal, whose words are stored, not added to"
+            )
         return Counter(self, _positive("slots", slots))
 
     def barrier(self, programs: int = DEFAULT_SLOTS) -> Barrier:

@@ -165,7 +165,8 @@ class DeviceOp(Generic[T]):
         return self.sync_on(self._pick(None))
 
     def sync_on(self, stream: Stream) -> T:
-        """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
+        """Run on `stream` and wait for the end; on an idle stream the calling thread does the work, of a chain of four
+        or more operations the stream's own thread, while this one enqueues the rest."""
         outside_execution(self.name)
         self._spend()
         return self._run_to_end(stream)

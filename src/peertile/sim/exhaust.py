@@ -77,8 +77,8 @@ _ALONE = _Next(None, False, alone=True)
 _ANY = _Next(None, True)
 
 
-def _poll(entry: int, useful: int, word: Word) -> tuple[Any, ...]:
-    return (entry, useful, word.home.base, word.offset, word.value)
+def _poll(entry: int, useful: int, word: Word, value: Any) -> tuple[Any, ...]:
+    return (entry, useful, word.home.base, word.offset, value)
 
 
 def _next_of(task: Any, vain: set[tuple[Any, ...]]) -> tuple[_Next, bool]:
@@ -104,7 +104,7 @@ def _next_of(task: Any, vain: set[tuple[Any, ...]]) -> tuple[_Next, bool]:
             dtype = SIGNED[at.dtype] if task.site.signed else at.dtype
             able = satisfies(cmp, task.site.seen(at.value), expected, dtype)
             return _Next(place, False, wait=(cmp, expected, dtype, task.site)), able
-        able = not (vain and reads and _poll(task.entry, task.useful, at) in vain)
+        able = not (vain and reads and _poll(task.entry, task.useful, at, at.value) in vain)
         return _Next(place, not reads), able
     if isinstance(at, Object):
         return _Next((at.base, -1), not reads), True
@@ -133,6 +133,8 @@ class _Node:
     n: int = 0
     chosen: int = 0
     able: dict[int, _Next] = field(default_factory=dict)
+    blocked: frozenset[int] = frozenset()
+    """Tasks whose poll would come to nothing here."""
     sleep: dict[int, _Next] = field(default_factory=dict)
     todo: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -168,9 +170,13 @@ class _Path:
 
     def spins(self, program: Program, loop: int, word: Word, k: int) -> None:
         """A trip of a polling loop came to nothing."""
+        self.vain.add(_poll(program.entry, program.trips.get(loop, -1), word, word.writes[k].value))
         if k < len(word.writes) - 1:
             raise _Pruned
-        self.vain.add(_poll(program.entry, program.trips.get(loop, -1), word))
+
+    def is_vain(self, agent: Any, word: Word, value: Any) -> bool:
+        """Whether the poll that `agent` is at comes to nothing if it reads `value`."""
+        return isinstance(agent, Program) and _poll(agent.entry, agent.useful - 1, word, value) in self.vain
 
     def task(self, ready: Sequence[Any], current: int) -> int:
         found = [(task.entry, *_next_of(task, self.vain)) for task in ready]
@@ -181,7 +187,8 @@ class _Path:
         if self.at < len(self.nodes):
             node = self.nodes[self.at]
         else:
-            node = _Node(able=able)
+            blocked = frozenset(entry for entry, what, can in found if not can and what.wait is None)
+            node = _Node(able=able, blocked=blocked)
             previous = next((m for m in reversed(self.nodes) if m.is_task), None)
             if previous is not None:
                 step = previous.able[previous.chosen]
@@ -271,7 +278,7 @@ class Exhaustive:
                 if q == p or not did.depends(what):
                     continue
                 ordered = clock.get(q, 0) > j or node.known.get(q, 0) >= other.epoch > 0
-                if not ordered and not _lets_pass(other, did, what):
+                if not ordered and p not in other.blocked and not _lets_pass(other, did, what):
                     if p in other.able:
                         other.todo.add(p)
                     else:

@@ -136,6 +136,8 @@ class Machine:
         """Hosts have event loops, or the like: any step may depend on any other."""
         self.spins: Callable[[Any, int, Word, int], None] | None = None
         """Told of trips of polling loops that came to nothing: program, loop, word, and which write it read."""
+        self.is_vain: Callable[[Any, Word, Any], bool] | None = None
+        """Whether a poll that reads this number is known to come to nothing: then it is not tried."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
         self._timers: list[tuple[int, int]] = []
@@ -315,4 +317,7 @@ class Machine:
         low = word.floor(agent)
         if low >= last:
             return last
-        return last - self.chooser.value(last - low + 1)
+        if self.is_vain is None:
+            return last - self.chooser.value(last - low + 1)
+        kept = [last, *(k for k in range(last - 1, low - 1, -1) if not self.is_vain(agent, word, word.writes[k].value))]
+        return kept[self.chooser.value(len(kept))] if len(kept) > 1 else last

@@ -125,7 +125,12 @@ class UnsafeProgram(Program):
         self.site = site
         flat = np.atleast_1d(np.asarray(pointer)).reshape(-1)
         found = self.machine.memory.find(int(flat[0])) if flat.size == 1 else None
-        self.at = None if found is None else found[0].words.get((found[1], dtype)) or found[0]
+        if found is None:
+            self.at = None
+            return
+        target, offset = found
+        is_there = target.freed_by is None and target.part_around(offset, offset + dtype.itemsize)
+        self.at = target.word(dtype, offset, site.name) if is_there else target
 
     def _find(self, site: Site, address: int, size: int) -> tuple[Object, int]:
         found = self.machine.memory.find(address)

@@ -580,6 +580,7 @@ class _Translator:
             self.emit(f"{self.name(token)} = {self.name(given)}")
 
     def _Suspend(self, op: Op) -> None:
+        self.emit("P.at = P.site = None")  # what comes next touches nothing
         self.emit("yield")
 
     # ---------------------------------------------------------------- pointers

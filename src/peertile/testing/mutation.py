@@ -116,11 +116,7 @@ class _ProgramsOnly:
 
     def __init__(self, path: Any) -> None:
         self.path = path
-
-    @property
-    def taken(self) -> list[int]:
-        taken: list[int] = self.path.taken
-        return taken
+        self.taken: list[int] = path.taken  # the same list: what is taken here is taken there
 
     def task(self, ready: Sequence[Any], current: int) -> int:
         for k, task in enumerate(ready):

@@ -76,7 +76,7 @@ def run_native(
     if device.target is not None:
         if ranks != 1:
             raise ArgumentError(f"ranks: expected 1 on {device}, got {ranks}")
-        return _run_on_gpu(kernel, shape, args, device, options)
+        return _run_on_gpu(kernel, shape, args, device, options._replace(on_print=on_print[0] if on_print else None))
     driver = device.driver
     module = driver.load_module(compile_kernel(kernel))
     streams = [driver.create_stream() for _ in range(ranks)]

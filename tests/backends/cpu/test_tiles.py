@@ -9,7 +9,7 @@ import pytest
 from tests.backends.cpu.util import INDEX, K, Loaded, exclusive, run, shared
 
 from peertile.backends.cpu.compile import _lower, lower_to_text
-from peertile.backends.cpu.lower import DUMMY_BYTES
+from peertile.backends.cpu.lower import DUMMY_BYTES, MANY_STORES
 from peertile.backends.cpu.target import host_target
 from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.ir import ops
@@ -330,6 +330,15 @@ def test_fetching_behind_the_last_tile_reads_nothing(size):
 
 
 # ---------------------------------------------------------------- length
+
+
+@pytest.mark.parametrize(("count", "around"), [(MANY_STORES, True), (MANY_STORES + 1, False)])
+def test_kernels_of_many_stores_do_without_stores_around_the_caches(count, around):
+    k = K(z=exclusive(f32, (64,)), x=shared(f32, 1))
+    i = k.tile_index(k.z)
+    for n in range(count):
+        k.store(k.z, k.add(k.load(k.x, i, (64,)), k.full(float(n), f32, (64,))), i)
+    assert ("!nontemporal" in lower_to_text(k.done())) is around
 
 
 def test_lowering_a_long_kernel_forgets_what_is_dead():

@@ -60,6 +60,7 @@ _OWN: Final[dict[type[Op], frozenset[Escape]]] = {
     ops.Check: frozenset({Escape.FAULT}),
     ops.Wait: frozenset({Escape.FAULT}),
     ops.WaitAny: frozenset({Escape.FAULT}),
+    ops.Suspend: frozenset({Escape.FAULT}),
 }
 
 
@@ -75,6 +76,8 @@ class Frame:
 
 def escapes(op: Op) -> frozenset[Escape]:
     """How the ops after `op` may be left out."""
+    if isinstance(op, ops.Suspend) and not op.attrs["continues"]:
+        return _NONE  # in front of a loop that polls: it only looks at the clock
     if not op.blocks or isinstance(op, ops.ReduceWith | ops.ScanWith):
         return _OWN.get(type(op), _NONE)
     found = _NONE.union(*(escapes(inner) for block in op.blocks for inner in block.ops))
@@ -279,6 +282,11 @@ def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
 
 @lowers(ops.For)
 def _for(e: Emitter, op: ops.For) -> None:
+    if _has_no_trips(e, op):
+        # Triton's own passes fail on accesses that they find nobody can reach.
+        for result, value in zip(op.results, op.operands[3:], strict=True):
+            e.alias(result, value)
+        return
     body = op.blocks[0]
     carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
     access = _loop_accesses(e, body)
@@ -297,6 +305,11 @@ def _for(e: Emitter, op: ops.For) -> None:
     e.frames.pop()
     _bind(e, op.results, carried)
     e.access.join(access)
+
+
+def _has_no_trips(e: Emitter, op: ops.For) -> bool:
+    lo, hi = op.operands[:2]
+    return e.is_literal(lo) and e.is_literal(hi) and int(e.text(lo)) >= int(e.text(hi))
 
 
 def _assign_initial(e: Emitter, variables: list[tuple[str, Value]], values: list[Value]) -> None:

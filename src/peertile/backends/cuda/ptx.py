@@ -24,11 +24,13 @@ __all__ = [
     "Poll",
     "cas_tile",
     "check",
+    "clock",
     "fence",
     "fence_alias",
     "follow",
     "load_elected",
     "load_tile",
+    "patience",
     "patient_load_tile",
     "rmw_tile",
     "store_elected",
@@ -428,6 +430,67 @@ def check() -> Function:
         "one thread records a failed check; the program then leaves", body, "=&r,r,l,l,l,l,l,l",
         "condition.to(tl.int32), fault, kind, program, place, got, limit", "tl.int32",
         "return alive & (r != 0)",
+    )  # fmt: skip
+
+
+def clock() -> Function:
+    """f() -> the device's clock in ns."""
+    body = _lines("mov.u64 $0, %globaltimer;")
+    return _asm("_clock", "", "now, in ns", body, "=l", "", "tl.int64", "return r")
+
+
+def patience() -> Function:
+    """f(since, abort, fault, timeout, program, place) -> whether a loop that polls by hand may go on.
+
+    One thread looks at the clock; in one of eight windows of 131 us also at the abort word and the fault record, which
+    are far away (see FAR_NS). `barrier.red` tells every thread.
+    """
+    done, fail, aborted = (f"PATIENCE_{k}_${{:uid}}" for k in ("DONE", "FAIL", "ABORTED"))
+    record = _record("kind", "0", "0", "0", "0", "$6", "$7", "$4")
+    body = _lines(
+        ".reg .pred ok, skip, lost, left;",
+        ".reg .b32 thread, stop, window;",
+        ".reg .b64 now, passed, claim, kind;",
+        "mov.b32 $0, 1;",
+        "mov.b32 $1, 0;",
+        "mov.u32 thread, %tid.x;",
+        "setp.ne.u32 skip, thread, 0;",
+        f"@skip bra {done};",
+        "mov.u64 now, %globaltimer;",
+        "sub.u64 passed, now, $2;",
+        "mov.b32 $0, 0;",
+        f"mov.b64 kind, {FAULT_WAIT};",
+        "setp.ge.u64 skip, passed, $5;",
+        f"@skip bra {fail};",
+        "mov.b32 $0, 1;",
+        "shr.u64 now, now, 17;",
+        "cvt.u32.u64 window, now;",
+        "and.b32 window, window, 7;",
+        "setp.ne.u32 skip, window, 0;",
+        f"@skip bra {done};",
+        "mov.b32 $0, 0;",
+        "ld.relaxed.sys.global.b32 stop, [$3];",
+        "setp.ne.u32 skip, stop, 0;",
+        f"@skip bra {aborted};",
+        "ld.relaxed.sys.global.b64 claim, [$4];",
+        "setp.ne.u64 skip, claim, 0;",
+        f"@skip bra {done};",
+        "mov.b32 $0, 1;",
+        f"bra {done};",
+        f"{aborted}:",
+        f"mov.b64 kind, {FAULT_ABORTED};",
+        f"{fail}:",
+        *(line.replace("{done}", done) for line in record),
+        f"{done}:",
+        "setp.ne.u32 ok, $0, 0;",
+        "barrier.red.and.pred left, 0, ok;",
+        "selp.b32 $0, 1, 0, left;",
+    )
+    return _asm(
+        "_patience", "since, abort, fault, timeout, program, place",
+        "whether a loop that polls may go on: it has the bound of a wait", body, "=&r,=&r,l,l,l,l,l,l",
+        "since, abort.to(tl.int64), fault.to(tl.int64), timeout, program, place", "(tl.int32, tl.int32)",
+        "return r[0] != 0",
     )  # fmt: skip
 
 

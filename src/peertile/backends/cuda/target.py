@@ -29,9 +29,9 @@ class CudaOptions:
     `descriptors=False` keeps bulk copies (TMA) out: for views whose extents do not fit 32 bits, see
     `LaunchLayout.fits`. `flatten` (None: where it is faster, on sm_90) merges a persistent loop with the loop inside
     it, so that the next tile's loads overlap this one's end. `f32_mma` is how f32 products are made: "ieee" exactly,
-    "tf32x3" nearly so on tensor cores, "tf32" with 10 bits. `line_info` keeps source lines in the cubin for profilers. `overlap` lets a kernel start
-    before the one in front of it in its stream has ended, and wait for that before it touches memory, which hides what
-    a launch costs (sm_90 and newer, kernels that do not wait).
+    "tf32x3" nearly so on tensor cores, "tf32" with 10 bits. `line_info` keeps source lines in the cubin for profilers.
+    `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
+    touches memory, which hides what a launch costs (sm_90 and newer, kernels that do not wait).
     """
 
     num_warps: int | None = None

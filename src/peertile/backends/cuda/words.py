@@ -118,7 +118,15 @@ def _fence_alias(e: Emitter, op: ops.FenceAlias) -> None:
 
 @lowers(ops.Suspend)
 def _suspend(e: Emitter, op: ops.Suspend) -> None:
-    """Resident programs of a GPU always make progress: nothing to do."""
+    """Resident programs of a GPU always make progress, so that there is nothing to do for others; but a loop that polls
+    has the bound of a wait, from where it begins."""
+    if not op.attrs["continues"]:
+        e.w.line(f"_since = {e.call_ptx(ptx.clock())}")
+        return
+    place = e.place(op, "wait", what="a loop that polls")
+    args = ["_since", "_abort", "_fault", "_timeout", "_program", _i64(place)]
+    e.w.line(f"_alive = _alive & {e.call_ptx(ptx.patience(), *args)}")
+    e.met()
 
 
 # ---------------------------------------------------------------- waits and checks

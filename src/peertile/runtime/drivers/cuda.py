@@ -742,7 +742,7 @@ class CudaDevice(DriverDevice):
         while len(numbers) < len(launches):
             rest: Any = launches[len(numbers) :] if numbers else launches
             made = 0
-            if all(self._natively(stream, p) and len(args) == p.n_bytes for p, args in rest):
+            if all(self._natively(stream, p) and len(args) >= p.n_bytes for p, args in rest):
                 assert isinstance(stream, CudaStream)
                 with stream.lock:
                     try:

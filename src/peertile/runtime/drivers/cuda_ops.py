@@ -419,7 +419,7 @@ class Launch(Op):
         self, module: CudaModule, grid: Grid, programs: int, args: bytes, options: LaunchOptions, abort: int
     ) -> None:
         super().__init__(options.name)
-        if len(args) != module.n_bytes:
+        if len(args) < module.n_bytes:  # what is beyond, no kernel looks at
             raise ArgumentError(
                 f"{options.name}: expected an argument block of {module.n_bytes} bytes, got {len(args)}"
             )
@@ -442,7 +442,7 @@ class Launch(Op):
             printer = target.printer() if options.on_print is not None else None
             params = target.params
             n = module.n_bytes
-            params.data[:n] = self.args
+            params.data[:n] = self.args[:n]
             HIDDEN.pack_into(
                 params.data, n, *self.grid, self.abort, slot.fault_address, min(options.wait_timeout_ns, MAX_NS),
                 slot.words_address, 0 if printer is None else printer.address,

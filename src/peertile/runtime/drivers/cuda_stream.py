@@ -324,7 +324,7 @@ class CudaStream(StreamHandle, Target):
         """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY when it is not so simple or
         wrong, and the long way sees to it. What `submit` does for a `Launch`, without objects."""
         with self.lock:
-            if not self._takes_launches() or len(args) != launch.n_bytes:
+            if not self._takes_launches() or len(args) < launch.n_bytes:
                 return LONG_WAY
             run = self.run or self._open_run()
             sequence = call(self.lane_address, launch.address, args, last)

@@ -1,0 +1,59 @@
+"""Every schedule that differs, at two ranks: the handshake of pointers, signals, and every protocol of the library."""
+
+import time
+
+import numpy as np
+import pytest
+from tests.checker.test_library import NAMES, collective
+
+import peertile as pt
+import peertile.language as T
+from peertile.checker.check import check
+from peertile.cli.bench_checker import handshake_rounds
+
+
+@pt.kernel
+def meet(out: T.Exclusive, x: T.Peer[T.read], ready: T.Signal):
+    ready.notify()
+    ready.wait()
+    out.store(x.at(1 - x.rank).load((0,), (8,)))
+    ready.notify()
+    ready.wait()
+
+
+def twice(group) -> None:
+    with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:
+        x, ready, out = heap.zeros((8,), pt.f32), heap.signal(slots=1), pt.empty((8,), pt.f32)
+        for turn in range(2):
+            x.copy_from(np.full(8, turn + group.rank, np.float32))
+            meet(out.partition(8), x, ready).sync()
+            assert out.numpy()[0] == turn + 1 - group.rank
+
+
+@pytest.mark.feature("C1", "sim")
+@pytest.mark.feature("C8", "sim")
+def test_signals_between_hosts_kernels_and_copies_take_few_runs() -> None:
+    report = check(twice, 2, exhaustive=True, limit=500)
+    assert report.clean, str(report)
+    assert report.exploration.complete
+    assert report.statement().startswith(f"all schedules: {report.exploration.schedules} runs cover every order")
+
+
+@pytest.mark.slow
+@pytest.mark.feature("C1", "sim")
+def test_the_handshake_of_two_ranks_is_right_in_every_schedule() -> None:
+    start = time.process_time()
+    report = check(handshake_rounds(1), 2, exhaustive=True, limit=5000)
+    assert report.clean, str(report)
+    assert report.exploration.complete
+    assert time.process_time() - start < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_protocol_of_the_library_is_right_in_every_schedule(name: str) -> None:
+    start = time.process_time()
+    report = check(collective(name, n=16, programs=1, turns=1), 2, exhaustive=True, limit=5000)
+    assert report.clean, str(report)
+    assert report.exploration.complete, report.statement()
+    assert time.process_time() - start < 60

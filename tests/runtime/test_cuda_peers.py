@@ -1,0 +1,139 @@
+"""What the devices of one process share, over a stand-in for the NVIDIA driver: pages of the host, loaded kernels."""
+
+import threading
+
+import pytest
+
+from peertile.errors import UnsupportedError
+from peertile.runtime.drivers.cuda_api import CudaError, PointerKind
+from peertile.runtime.drivers.cuda_peers import PAGE_BYTES, HostPages, SharedModules
+
+
+class Api:
+    """Counts what is asked of it."""
+
+    def __init__(self):
+        self.registered, self.calls, self.modules = set(), [], set()
+        self.refuse = None
+
+    def pointer_kind(self, address):
+        return PointerKind.PINNED if address & -PAGE_BYTES in self.registered else PointerKind.PAGEABLE
+
+    def register_host(self, page, nbytes):
+        if self.refuse is not None:
+            raise self.refuse
+        self.registered.add(page)
+
+    def unregister_host(self, page):
+        self.registered.remove(page)
+
+    def host_device_pointer(self, page):
+        return page + (1 << 40)
+
+    def retain_context(self, handle):
+        self.calls.append(("retain", handle))
+        return f"context of {handle}"
+
+    def release_context(self, handle):
+        self.calls.append(("release", handle))
+
+    def push_context(self, context):
+        self.calls.append(("push", context))
+
+    def pop_context(self):
+        self.calls.append(("pop",))
+
+    def load_module(self, payload):
+        module = len(self.calls) + 100
+        self.calls.append(("load", payload))
+        self.modules.add(module)
+        return module
+
+    def function(self, module, entry):
+        return module, entry
+
+    def unload_module(self, module):
+        self.modules.remove(module)
+
+
+class Gpu:
+    def __init__(self, api, number):
+        self.api, self.handle, self.name, self.context_number = api, number, f"cuda:{number}", 1000 + number
+
+
+@pytest.fixture
+def api():
+    return Api()
+
+
+def test_a_page_is_registered_once_and_stays_until_its_last_user_is_closed(api):
+    pages, a, b = HostPages(), Gpu(api, 0), Gpu(api, 1)
+    word = 7 * PAGE_BYTES + 64
+    there = 7 * PAGE_BYTES + (1 << 40) + 64
+    assert (pages.take(a, word), pages.take(b, word), pages.take(a, word)) == (there,) * 3
+    assert api.registered == {7 * PAGE_BYTES}
+    pages.leave(a)
+    assert api.registered == {7 * PAGE_BYTES}
+    assert ("release", 0) not in api.calls  # the context that it was registered in
+    pages.leave(b)
+    assert not api.registered
+    assert api.calls[-3:] == [("push", "context of 0"), ("pop",), ("release", 0)]
+
+
+def test_memory_that_devices_know_is_left_alone(api):
+    api.registered.add(3 * PAGE_BYTES)
+    assert HostPages().take(Gpu(api, 0), 3 * PAGE_BYTES + 8) == 3 * PAGE_BYTES + 8
+
+
+def test_a_page_that_cannot_be_pinned_is_an_error_of_ours(api):
+    api.refuse = CudaError("cuMemHostRegister", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
+    with pytest.raises(UnsupportedError) as caught:
+        HostPages().take(Gpu(api, 0), 5 * PAGE_BYTES)
+    assert str(caught.value) == (
+        "abort word: expected an address that cuda:0 can read, got 0x5000 in memory of the host that cannot be pinned "
+        "(cuMemHostRegister: operation not supported (CUDA_ERROR_NOT_SUPPORTED))"
+    )
+
+
+def test_a_kernel_is_loaded_once_for_two_ranks_on_one_gpu(api):
+    modules, a, b, other = SharedModules(), Gpu(api, 0), Gpu(api, 0), Gpu(api, 1)
+    first, again, third = (modules.load(g, b"cubin", "add") for g in (a, b, other))
+    assert first == again != third
+    modules.unload(a, first[0])
+    assert first[0] in api.modules
+    modules.unload(b, first[0])
+    assert api.modules == {third[0]}
+
+
+def test_a_device_that_is_closed_leaves_what_others_use(api):
+    modules, a, b = SharedModules(), Gpu(api, 0), Gpu(api, 0)
+    shared, _ = modules.load(a, b"one", "add")
+    modules.load(b, b"one", "add")
+    alone, _ = modules.load(a, b"two", "add")
+    modules.leave(a)
+    assert api.modules == {shared}
+    assert alone not in api.modules
+    modules.leave(b)
+    assert not api.modules
+    assert modules.load(a, b"one", "add")[0] in api.modules
+
+
+def test_a_load_that_waits_holds_up_no_other_gpu(api):
+    modules, slow, quick = SharedModules(), Gpu(api, 0), Gpu(api, 1)
+    begun, go = threading.Event(), threading.Event()
+    load = api.load_module
+
+    def waits(payload):
+        if payload == b"slow":
+            begun.set()
+            assert go.wait(10)
+        return load(payload)
+
+    api.load_module = waits
+    thread = threading.Thread(target=modules.load, args=(slow, b"slow", "add"))
+    thread.start()
+    assert begun.wait(10)
+    modules.load(quick, b"quick", "add")
+    go.set()
+    thread.join(10)
+    assert len(api.modules) == 2
