@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 import peertile as pt
+from peertile.errors import DeviceFault, PeerFailed
 from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
@@ -132,3 +133,29 @@ def shapes(group):
             (Family.ALL_GATHER, 4096, pt.f8e4m3), (Family.ALL_GATHER, 4098, pt.bf16), (Family.ALL_TO_ALL, 4 << 20, pt.f32),
         ]  # fmt: skip
         return [plans.shape(*a) for a in asked]
+
+
+def called_differently(group, algorithm, same_op):
+    """Rank 1 folds by another operation, or another number of elements, than the others."""
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, 8) + (1 << 20)) as heap:
+        plans = GpuPlans(heap, 8)
+        shape = Shape(Algorithm(algorithm), 4, 128)
+        odd = group.rank == 1
+        count = 300 + 8 * (odd and same_op)
+        op = ReduceOp.MAX if odd and not same_op else ReduceOp.SUM
+        x, out = pt.zeros((count,), pt.f32), pt.full((count,), 77, pt.f32)
+        try:
+            plans.all_reduce(shape, x, out, op).sync()
+        except PeerFailed as error:
+            found = f"PeerFailed: {error.cause.partition(':')[0]}"
+        except DeviceFault as error:
+            found = type(error).__name__
+        else:
+            found = "no error"
+        group.recover()
+        plans.recover()
+        group.barrier("all are back")
+        x, out = pt.full((300,), group.rank + 1, pt.f32), pt.empty((300,), pt.f32)
+        plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()
+        same(out, group.size * (group.size + 1) // 2)
+        return found

@@ -4,6 +4,7 @@ import gpu_plan_ranks
 import pytest
 
 import peertile as pt
+from peertile.config import config
 from peertile.library.cuda_collectives import Shape, as_words
 from peertile.library.selection import Algorithm
 
@@ -56,3 +57,13 @@ def test_shapes_follow_from_bytes_type_and_ranks_alone():
     ]  # fmt: skip
     assert spawn(gpu_plan_ranks.shapes, 2) == [two, two]
     assert spawn(gpu_plan_ranks.shapes, 3)[0][4] is None  # shares are better than everything to everybody
+
+
+@pytest.mark.parametrize("same_op", [True, False], ids=["count", "op"])
+@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+def test_ranks_that_called_differently_fail_and_recover(algorithm, same_op, monkeypatch):
+    monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=1.0))
+    found = spawn(gpu_plan_ranks.called_differently, 2, algorithm, same_op)
+    # Of two ranks one sees it, at once or when nothing comes; the other is told.
+    assert set(found) <= {"KernelAssert", "WaitTimeout", "PeerFailed: KernelAssert", "PeerFailed: WaitTimeout"}
+    assert set(found) & {"KernelAssert", "WaitTimeout"}

@@ -9,6 +9,7 @@ and checks no arguments: collectives.py does. What it chooses depends on facts t
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -78,7 +79,7 @@ def _sizes(ranks: int, programs: int) -> tuple[int, int]:
 def heap_bytes(ranks: int, programs: int) -> int:
     """Symmetric memory that `GpuPlans` takes."""
     words, inbox = _sizes(ranks, programs)
-    return 8 * words + inbox + 8 * programs * (ranks + 2) + (1 << 16)
+    return 8 * words + inbox + 8 * programs * ranks * (1 + AHEAD_SLOTS) + (1 << 16)
 
 
 class GpuPlans:
@@ -95,13 +96,14 @@ class GpuPlans:
         self._inbox = heap.empty((inbox,), u8)
         self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
         self._cuts: dict[tuple[Way, int], Any] = {}
+        self._hello = heap.zeros((programs * AHEAD_SLOTS, n), u64)
         self._ready = heap.signal(slots=programs)
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
 
     @property
     def objects(self) -> tuple[Any, ...]:
         """What has to be given back to a heap that lives on."""
-        return self._words, self._inbox, self._ready
+        return self._words, self._inbox, self._hello, self._ready
 
     def shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the table cuts a message of `nbytes` to each other rank; None where these kernels do not take it, or
@@ -145,15 +147,20 @@ class GpuPlans:
 
     # ---------------------------------------------------------------- launches
 
-    def _flagged(self, shape: Shape, cut: Any) -> tuple[Any, ...]:
+    def _sign(self, family: Family, shape: Shape, *what: object) -> int:
+        """24 bits that differ between calls that do not belong together."""
+        return zlib.crc32(" ".join(map(str, (family.value, shape, *what))).encode()) & 0xFFFFFF
+
+    def _flagged(self, shape: Shape, cut: Any, sign: int) -> tuple[Any, ...]:
         """What a flagged kernel takes after its input and output."""
         words, rows = self._view(self._words, u64, shape.tile)
-        return words, self._turn(Way.FLAGGED, cut.grid()), rows, self.heap.group.rank
+        return words, self._turn(Way.FLAGGED, cut.grid()), rows, self.heap.group.rank, sign
 
-    def _pushed(self, shape: Shape, dtype: DType, cut: Any) -> tuple[Any, ...]:
+    def _pushed(self, shape: Shape, dtype: DType, cut: Any, sign: int) -> tuple[Any, ...]:
         """What a pushed kernel takes after its input and output."""
         inbox, rows = self._view(self._inbox, dtype, shape.tile)
-        return inbox, self._ready, self._turn(Way.PUSHED, cut.grid()), rows, self.heap.group.rank
+        turn = self._turn(Way.PUSHED, cut.grid())
+        return inbox, self._ready, self._hello, turn, rows, self.heap.group.rank, sign
 
     def _reduction(self, dtype: DType, op: ReduceOp) -> dict[str, Any]:
         return {"N": self.few, "OP": op, "ACC": accumulator(dtype), "DT": dtype}
@@ -161,15 +168,16 @@ class GpuPlans:
     def all_reduce(self, shape: Shape, x: Tensor | None, out: Tensor, op: ReduceOp) -> LaunchOp:
         """x into out, both contiguous; of out itself without x."""
         options = self._reduction(out.dtype, op)
+        sign = self._sign(Family.ALL_REDUCE, shape, out.dtype, out.size, op)
         if shape.algorithm is Algorithm.FLAGGED:
             cut = _cut(as_words(out), 0, shape)
-            channels = self._flagged(shape, cut)
+            channels = self._flagged(shape, cut, sign)
             options["PACK"] = out.dtype.itemsize == 2
             if x is None:
                 return kernels.flagged_all_reduce_in_place(cut, *channels, **options)
             return kernels.flagged_all_reduce(cut, as_words(x), *channels, **options)
         cut = _cut(out.reshape(out.size), 0, shape)
-        channels = self._pushed(shape, out.dtype, cut)
+        channels = self._pushed(shape, out.dtype, cut, sign)
         if x is None:
             return kernels.pushed_all_reduce_in_place(cut, *channels, **options)
         return kernels.pushed_all_reduce(cut, x.reshape(x.size), *channels, **options)
@@ -178,12 +186,13 @@ class GpuPlans:
         """Row `rank` of x, which has one for each rank, into out."""
         n = self.heap.group.size
         options = self._reduction(out.dtype, op)
+        sign = self._sign(Family.REDUCE_SCATTER, shape, out.dtype, out.size, op)
         if shape.algorithm is Algorithm.FLAGGED:
             cut = _cut(as_words(out), 0, shape)
             options["PACK"] = out.dtype.itemsize == 2
-            return kernels.flagged_reduce_scatter(cut, as_words(x, n), *self._flagged(shape, cut), **options)
+            return kernels.flagged_reduce_scatter(cut, as_words(x, n), *self._flagged(shape, cut, sign), **options)
         cut = _cut(out.reshape(out.size), 0, shape)
-        channels = self._pushed(shape, out.dtype, cut)
+        channels = self._pushed(shape, out.dtype, cut, sign)
         return kernels.pushed_reduce_scatter(cut, x.reshape(n, out.size), *channels, **options)
 
     def gather(self, shape: Shape, x: Tensor, out: Tensor, *, each: bool) -> LaunchOp:
@@ -191,9 +200,10 @@ class GpuPlans:
         n = self.heap.group.size
         cut = _cut(as_words(out, n), 1 << (n - 1).bit_length(), shape)
         ends = cut, as_words(x, n if each else 1)
+        sign = self._sign(Family.ALL_TO_ALL if each else Family.ALL_GATHER, shape, out.dtype, out.size)
         if shape.algorithm is Algorithm.FLAGGED:
-            return kernels.flagged_gather(*ends, *self._flagged(shape, cut), N=self.few, EACH=each)
-        return kernels.pushed_gather(*ends, *self._pushed(shape, u32, cut), N=self.few, EACH=each)
+            return kernels.flagged_gather(*ends, *self._flagged(shape, cut, sign), N=self.few, EACH=each)
+        return kernels.pushed_gather(*ends, *self._pushed(shape, u32, cut, sign), N=self.few, EACH=each)
 
 
 def as_words(t: Tensor, rows: int = 0) -> Tensor:

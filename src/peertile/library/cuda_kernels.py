@@ -15,6 +15,10 @@ t + S - w, where w is how many turns ahead it sends; they sent those after they 
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
 grids and counts are equal.
 
+Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
+a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken
+for too late; pushed tiles are preceded by a word that has all of it.
+
 Where a tile needs one axis it has one: finding the row and column of a tile takes a division.
 
 What a kernel needs before it can send is an argument where it can be (`me`, this rank), not a word in memory: each
@@ -32,6 +36,7 @@ from peertile.library.reductions import finish, fold
 
 __all__ = ["AHEAD_SLOTS", "SLOTS"]
 
+DIFFERENT = "a peer called another collective, or this one with another count, dtype or reduction"
 SLOTS = 2
 """Turns that a program's part of `words` and `inbox` has room for, where it sends no turn ahead."""
 AHEAD_SLOTS = 4
@@ -103,7 +108,7 @@ def fold_words(
 
 @kernel
 def flagged_all_reduce(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """x folded over the ranks. `out` and `x` as words; `rows`: of a program in `words`."""
@@ -112,16 +117,17 @@ def flagged_all_reduce(
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
+        epoch = (e << 8) + (sign & 255)
         row = p * rows + (e & 1) * (rows // 2)
         mine = T.reshape(x.load_like(tile), (1, W))
-        send_words(mine, words, row, e, me, N)
-        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
+        send_words(mine, words, row, epoch, me, N)
+        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_all_reduce_in_place(
-    out: T.Exclusive, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """As flagged_all_reduce, of `out` itself."""
@@ -130,16 +136,17 @@ def flagged_all_reduce_in_place(
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
+        epoch = (e << 8) + (sign & 255)
         row = p * rows + (e & 1) * (rows // 2)
         mine = T.reshape(tile.load(), (1, W))
-        send_words(mine, words, row, e, me, N)
-        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
+        send_words(mine, words, row, epoch, me, N)
+        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_reduce_scatter(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank sends every other one the row that is its."""
@@ -148,20 +155,21 @@ def flagged_reduce_scatter(
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
+        epoch = (e << 8) + (sign & 255)
         row, t = p * rows + (e & 1) * (rows // 2), tile.index[0]
         if N == 2:
-            T.put_flagged(x.load((1 - me, t), (1, W)), words, (row + me, 0), epoch=e, rank=1 - me)
+            T.put_flagged(x.load((1 - me, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=1 - me)
         else:
             for r in T.ranks():
-                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=e, rank=r)
+                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=r)
         mine = x.load((me, t), (1, W))
-        tile.store(T.reshape(fold_words(mine, words, row, e, me, W, N, OP, ACC, DT, PACK), (W,)))
+        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def flagged_gather(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], EACH: T.Const[bool],
 ) -> None:  # fmt: skip
     """Row r of out comes from rank r: its x (all-gather), or its row of x for this rank (EACH: all-to-all). A tile of
@@ -173,22 +181,23 @@ def flagged_gather(
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
+        epoch = (e << 8) + (sign & 255)
         row, t = p * rows + (e & 1) * (rows // 2), tile.index[1]
         if EACH:
             for r in T.peers():
-                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=e, rank=r)
+                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=r)
             mine = x.load((me, t), (1, W))
         else:
             mine = x.load((0, t), (1, W))
             for r in T.peers():
-                T.put_flagged(mine, words, (row + me, 0), epoch=e, rank=r)
+                T.put_flagged(mine, words, (row + me, 0), epoch=epoch, rank=r)
         whole = T.broadcast(mine, (R, W))
         if N == 2:
-            whole = T.where(which == me, whole, take_words(words, row, 1 - me, e, W))
+            whole = T.where(which == me, whole, take_words(words, row, 1 - me, epoch, W))
         else:
             for k in T.range(1, n):
                 r = (me + k) % n
-                whole = T.where(which == r, take_words(words, row, r, e, W), whole)
+                whole = T.where(which == r, take_words(words, row, r, epoch, W), whole)
         tile.store(whole)
     turn.store(T.reshape(e, (1,)))
 
@@ -219,9 +228,23 @@ def fold_tiles(
     return finish(acc, n, OP).astype(DT)
 
 
+def greet(hello: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile) -> None:
+    """Tells all others, before the signal of this call's first turn `e`, what this rank called."""
+    for r in T.peers():
+        T.st(hello, ((e << 24) + sign).astype(T.u64), (p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), me), rank=r)
+
+
+def check_greetings(hello: T.Peer, p: T.Tile, e: T.Tile, sign: T.Tile) -> None:
+    """All others called the same. The words are used again as the slots of tiles are."""
+    for r in T.peers():
+        word = T.ld(hello.local, (p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), r))
+        T.assert_(word == ((e << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
+
+
 @kernel
 def pushed_all_reduce(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, hello: T.Peer, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """x folded over the ranks, one turn sent ahead. `rows`: of a program in `inbox`."""
@@ -230,7 +253,9 @@ def pushed_all_reduce(
     tiles = out.num_tiles()[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
+    first = e
     if p < tiles:
+        greet(hello, p, first, me, sign)
         push_tile(T.reshape(x.load((p,), (B,)), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, me, N)
         ready.notify()
     for tile in out.tiles():
@@ -241,6 +266,8 @@ def pushed_all_reduce(
             ready.notify()
         mine = T.reshape(x.load_like(tile), (1, B))
         ready.wait()
+        if e == first:
+            check_greetings(hello, p, first, sign)
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
@@ -249,7 +276,8 @@ def pushed_all_reduce(
 
 @kernel
 def pushed_all_reduce_in_place(
-    out: T.Exclusive, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, inbox: T.Peer, ready: T.Signal, hello: T.Peer, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As pushed_all_reduce, of `out` itself, and no turn ahead: the programs of a multiprocessor keep the link busy."""
@@ -257,12 +285,17 @@ def pushed_all_reduce_in_place(
     B = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
+    first = e
     for tile in out.tiles():
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         mine = T.reshape(tile.load(), (1, B))
         push_tile(mine, inbox, row, me, N)
+        if e == first:
+            greet(hello, p, first, me, sign)
         ready.notify()
         ready.wait()
+        if e == first:
+            check_greetings(hello, p, first, sign)
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
@@ -270,7 +303,8 @@ def pushed_all_reduce_in_place(
 
 @kernel
 def pushed_reduce_scatter(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, hello: T.Peer, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """Row `rank` of x, folded over the ranks: each rank pushes every other one the row that is its."""
@@ -278,6 +312,7 @@ def pushed_reduce_scatter(
     B = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
+    first = e
     for tile in out.tiles():
         row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[0]
         if N == 2:
@@ -285,9 +320,13 @@ def pushed_reduce_scatter(
         else:
             for r in T.ranks():
                 inbox.at(r).store((row + me, 0), x.load((r, t), (1, B)))
+        if e == first:
+            greet(hello, p, first, me, sign)
         ready.notify()
         mine = x.load((me, t), (1, B))
         ready.wait()
+        if e == first:
+            check_greetings(hello, p, first, sign)
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
@@ -295,7 +334,8 @@ def pushed_reduce_scatter(
 
 @kernel
 def pushed_gather(
-    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, turn: T.Exclusive, rows: T.i64, me: T.i64,
+    out: T.Exclusive, x: T.Shared, inbox: T.Peer, ready: T.Signal, hello: T.Peer, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], EACH: T.Const[bool],
 ) -> None:  # fmt: skip
     """As flagged_gather, by tiles that are pushed."""
@@ -305,6 +345,7 @@ def pushed_gather(
     which = T.reshape(T.iota(R), (R, 1))
     e = T.reshape(turn.load(), ())
     slot = rows // AHEAD_SLOTS
+    first = e
     for tile in out.tiles():
         row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[1]
         if EACH:
@@ -315,8 +356,12 @@ def pushed_gather(
             mine = x.load((0, t), (1, B))
             for r in T.peers():
                 inbox.at(r).store((row + me, 0), mine)
+        if e == first:
+            greet(hello, p, first, me, sign)
         ready.notify()
         ready.wait()
+        if e == first:
+            check_greetings(hello, p, first, sign)
         whole = T.broadcast(mine, (R, B))
         if N == 2:
             whole = T.where(which == me, whole, inbox.local.load((row + 1 - me, 0), (1, B)))
