@@ -1,6 +1,6 @@
 """How often one schedule shows a fault, over many seeds: 1 where happens-before decides, less where values steer.
 
-    python benchmarks/seed_rates.py > benchmarks/records/DATE-seeds-MACHINE.json
+python benchmarks/seed_rates.py > benchmarks/records/DATE-seeds-MACHINE.json
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.checker.sim_seeds import CERTAIN, STEERED, rate  # noqa: E402 - found
 from peertile.cli.bench import record  # noqa: E402
 from peertile.testing.measure import Figure  # noqa: E402
 
-SEEDS = 400
+SEEDS = 200
 
 if __name__ == "__main__":
     kinds = {"happens_before": CERTAIN, "steered": STEERED}

@@ -14,7 +14,7 @@ def test_every_seed_reports_what_happens_before_decides(name: str) -> None:
 @pytest.mark.parametrize("name", STEERED)
 @pytest.mark.feature("C8", "sim")
 def test_some_seeds_report_what_values_steer(name: str) -> None:
-    """The record in benchmarks/records has the rate over 400 seeds; at 5 % fifty schedules miss one time in thirteen."""
+    """The record in benchmarks/records has the rate over 200 seeds; at 5 % fifty schedules miss one time in thirteen."""
     assert 0.05 < rate(STEERED[name](), 60) < 1.0
 
 

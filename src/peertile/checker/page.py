@@ -16,11 +16,13 @@ __all__ = ["MAX_EVENTS", "page"]
 
 MAX_EVENTS: Final = 600
 """Of longer runs the last events are drawn, and the page says so."""
+BEFORE: Final = 30
+"""Events that are drawn before the first one that a verdict speaks of: what set the program up would hide it."""
 _LANE, _ROW, _TOP, _LEFT = 230, 22, 70, 20
 
 _STYLE: Final = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff; }
-pre { background: #f6f6f6; padding: 1em; overflow-x: auto; }
+pre { background: #f6f6f6; padding: 1em; white-space: pre-wrap; }
 svg { font: 11px ui-monospace, monospace; }
 .lane { stroke: #ccc; } .event { fill: #3b6ea5; } .edge { stroke: #3b6ea5; fill: none; marker-end: url(#arrow); }
 .marked { fill: #c0392b; } .mark { fill: #fbe3e0; stroke: #c0392b; } .rank { font-weight: bold; }
@@ -68,11 +70,12 @@ def _marked(trace: Trace, verdict: Verdict | None) -> dict[int, str]:
 
 
 def _picture(trace: Trace, verdict: Verdict | None) -> str:
-    first = max(len(trace.events) - MAX_EVENTS, 0)
-    lanes = sorted(trace.lanes, key=lambda lane: (trace.lanes[lane][0], lane))
+    marked = _marked(trace, verdict)
+    first = max(len(trace.events) - MAX_EVENTS, min(marked, default=0) - BEFORE, 0)
+    drawn = {event.lane for event in trace.events[first:]}
+    lanes = sorted(drawn, key=lambda lane: (trace.lanes[lane][0], lane))
     column = {lane: _LEFT + k * _LANE for k, lane in enumerate(lanes)}
     height = _TOP + _ROW * (len(trace.events) - first + 1)
-    marked = _marked(trace, verdict)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{_LEFT + _LANE * len(lanes)}" height="{height}">',
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -100,7 +103,7 @@ def _picture(trace: Trace, verdict: Verdict | None) -> str:
         out.append(_event(trace.events[number], column[trace.events[number].lane], y(number), marked.get(number)))
     out.append("</svg>")
     if first:
-        out.append(f"<p>The first {first} events are left out.</p>")
+        out.append(f'<p id="left-out">The first {first} events are left out.</p>')
     return "\n".join(out)
 
 

@@ -25,7 +25,7 @@ def product(c: T.Exclusive, a: T.Shared, b: T.Shared):
         m, n = tile.index
         acc = T.zeros(tile.tile_shape, T.f32)
         for k in T.range(a.num_tiles((64, 64))[1]):
-            acc = T.mma(a.load((m, k), (64, 64)), b.load((k, n), (64, 64)), acc)
+            acc = T.mma(a.load((m, k), (128, 64)), b.load((k, n), (64, 128)), acc)
         tile.store(acc.astype(c.dtype))
 
 
