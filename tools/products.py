@@ -1,4 +1,4 @@
-"""docs/reference/mma.md: which matrix products each cpu has, and how.
+"""docs/reference/mma.md: which matrix products each processor has, and how.
 
 python tools/products.py --write | --check
 """
@@ -15,6 +15,7 @@ if __name__ == "__main__":
 from tools.pages import Page, main
 
 from peertile.backends.cpu.products import Support, product
+from peertile.backends.cuda.products import ARCHES, gpu_product
 from peertile.dtypes import ALL_DTYPES, DType, f32
 from peertile.ir.ops import MMA_TYPES, Precision
 
@@ -39,6 +40,19 @@ def _row(d: DType, precision: Precision) -> str:
     return f"| {name} | {accumulator} | {' | '.join(cells)} |"
 
 
+def _gpu_row(d: DType, precision: Precision) -> str:
+    name = d.name if precision is Precision.IEEE else f"{d.name}, {precision.value}"
+    cells, batched = [], []
+    for arch in ARCHES:
+        found = gpu_product(d, precision, arch)
+        if found is None:
+            cells.append("refused")
+            continue
+        cells.append(f"{'native' if found.is_native else 'emulated'}: {found.how}")
+        batched.append("refused" if found.batched is None else found.batched)
+    return f"| {name} | {' | '.join(cells)} | {', '.join(dict.fromkeys(batched))} |"
+
+
 def render() -> str:
     """The page."""
     rows = [_row(d, Precision.IEEE) for d in ALL_DTYPES if d.name in MMA_TYPES]
@@ -59,6 +73,18 @@ def render() -> str:
             "",
             f"Factors of {refused} are refused by name, and so is `T.Precision.TF32` of anything but `f32`.",
             "Each entry is run, or seen to be refused, by `tests/kernel/test_mma.py`.",
+            "",
+            "## GPUs",
+            "",
+            "With Triton 3.6, by architecture; the last column is what a product with a batch axis uses.",
+            "A result of fewer than 64 rows takes `mma.sync` on every architecture.",
+            "",
+            f"| factors | {' | '.join(ARCHES)} | batched |",
+            f"| --- |{' --- |' * len(ARCHES)} --- |",
+            *[_gpu_row(d, Precision.IEEE) for d in ALL_DTYPES if d.name in MMA_TYPES],
+            _gpu_row(f32, Precision.TF32),
+            "",
+            "Each entry is compiled, and its instruction found, by `tests/backends/cuda/test_products.py`.",
         ]
     )
 

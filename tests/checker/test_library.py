@@ -9,7 +9,7 @@ from peertile.library.collectives import Collectives
 from peertile.library.selection import Algorithm
 
 NAMES = [
-    *(f"all_reduce {a.value}" for a in Algorithm if a is not Algorithm.PUSHED),  # which is for GPUs
+    *(f"all_reduce {a.value}" for a in Algorithm if a not in (Algorithm.PUSHED, Algorithm.MULTIMEM)),  # which is for GPUs
     "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "barrier", "all_gather_v",
 ]  # fmt: skip
 

@@ -6,8 +6,10 @@ import pytest
 
 import peertile as pt
 from peertile.errors import ArgumentError
+from peertile.library.collectives import Collectives
 from peertile.library.multimem import MulticastCollectives
 from peertile.library.reductions import ReduceOp
+from peertile.library.selection import Algorithm, load_table, set_table
 from peertile.testing import assert_clean
 
 pytestmark = [pytest.mark.feature("A1", "cpu")]
@@ -41,7 +43,7 @@ def test_over_processes(seed):
 
 @pytest.fixture
 def heap():
-    with pt.SymmetricHeap(pt.init(), 1 << 20) as found:
+    with pt.SymmetricHeap(pt.init(), 1 << 24) as found:
         yield found
 
 
@@ -78,6 +80,49 @@ def test_what_no_fabric_has_is_refused(heap):
         with pytest.raises(ArgumentError) as caught:
             call()
         assert str(caught.value) == message
+
+
+ROW = {"target": "cpu", "arch": "any", "world": 1, "entries": [[1024, "multimem", 4096], [None, "two_shot", 4096]]}
+
+
+def test_the_table_names_the_fabric_only_where_there_is_one(heap, monkeypatch):
+    table = load_table()
+    monkeypatch.setitem(table["collectives"], "all_reduce_multicast", [ROW])
+    x, large, plain = heap.multicast((64,), pt.f32), heap.multicast((4096,), pt.f32), heap.empty((64,), pt.f32)
+    set_table(table)
+    try:
+        with Collectives(heap) as c:
+            monkeypatch.setattr(c, "arch", "any")
+            assert "multimem" not in c.all_reduce(x, x).name  # no mapping
+            c.forget()
+            monkeypatch.setattr(type(heap), "window", property(lambda self: 1 << 40))
+            assert c.all_reduce(x, x, ReduceOp.SUM).name == "all_reduce(f32[64], SUM, multimem)"
+            for other in (
+                c.all_reduce(large, large),  # another entry of the row
+                c.all_reduce(x, x, ReduceOp.PROD),  # which no fabric has
+                c.all_reduce(x, plain),  # not in place
+                c.all_reduce(plain, plain),
+            ):
+                assert "multimem" not in other.name
+    finally:
+        set_table(None)
+
+
+def test_it_may_be_asked_for_by_name(heap):
+    x = heap.multicast((64,), pt.f32)
+    x.copy_from(np.arange(64, dtype=np.float32))
+    with Collectives(heap) as c:
+        c.all_reduce(x, x, algorithm=Algorithm.MULTIMEM).sync()
+        assert x.numpy().tolist() == list(range(64))
+        with pytest.raises(ArgumentError) as caught:
+            c.all_reduce(x, pt.zeros((64,), pt.f32), algorithm=Algorithm.MULTIMEM)
+        assert str(caught.value) == "all_reduce: MULTIMEM: expected out=x, got another tensor; it works in place"
+        y = heap.zeros((64,), pt.f32)
+        with pytest.raises(ArgumentError) as caught:
+            c.all_reduce(y, y, algorithm=Algorithm.MULTIMEM)
+        assert str(caught.value) == (
+            "all_reduce: MULTIMEM: expected a MulticastTensor, as heap.multicast gives, got SymmetricTensor"
+        )
 
 
 def program(group):

@@ -18,7 +18,7 @@ from peertile.checker.page import page
 from peertile.checker.program import ProgramCase
 from peertile.errors import ArgumentError
 from peertile.sim.choices import ReplayChooser
-from peertile.sim.conditions import Conditions
+from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.explore import Report, exhaust, explore, settle
 from peertile.sim.trace import Trace
 from peertile.sim.verdicts import Verdict
@@ -118,7 +118,7 @@ def check(
     argv: list[str] | None = None,
     resident: int | None = None,
     traced: bool = False,
-    conditions: Conditions = Conditions(),
+    conditions: Conditions = USUAL,
 ) -> CheckReport:
     """Runs `program`, a file or a function of the group, on `ranks` simulated ranks under `schedules` schedules.
 

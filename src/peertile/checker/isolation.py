@@ -19,7 +19,7 @@ import numpy as np
 
 from peertile.checker.host_calls import HostCalls, Patch
 from peertile.checker.loops import Network, RankPolicy, RankReactor
-from peertile.config import Config
+from peertile.config import Config, config
 from peertile.runtime import future, reactor
 from peertile.runtime.context import execution
 from peertile.runtime.device import Device
@@ -42,7 +42,7 @@ def _settings() -> Config:
     return _process_config()._replace(spin_budget_us=0)
 
 
-_process_config = future.config
+_process_config = config
 
 
 class Worlds:

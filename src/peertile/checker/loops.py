@@ -163,7 +163,9 @@ class RankLoop(asyncio.BaseEventLoop):
             if value is not None:
                 self.calls.refuse(f"{what}({role}=)", REAL_WORLD, 3)
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+    def add_signal_handler(  # type: ignore[override]  # the same, without variadic generics
+        self, sig: int, callback: Callable[..., Any], *args: Any
+    ) -> None:
         """Kept, never called: nobody sends signals to a simulated rank."""
         self.calls.handlers[int(sig)] = callback
 

@@ -28,7 +28,7 @@ from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.sim.binary import compile_function
 from peertile.sim.choices import Chooser
-from peertile.sim.conditions import Conditions
+from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
 from peertile.sim.runs import Case, Outcome
@@ -79,7 +79,7 @@ class ProgramCase(Case):
     def __init__(
         self, program: Path | Callable[..., Any], ranks: int, *, arguments: dict[str, Any] | None = None,
         argv: list[str] | None = None, resident: int | None = None, max_steps: int = 2_000_000,
-        change: Callable[[Kernel], Kernel] | None = None, conditions: Conditions = Conditions(),
+        change: Callable[[Kernel], Kernel] | None = None, conditions: Conditions = USUAL,
     ) -> None:  # fmt: skip
         self.program = program
         self.arguments = arguments

@@ -246,7 +246,7 @@ def _protocols() -> dict[str, Collective]:
 
         return call
 
-    here = [a for a in Algorithm if a is not Algorithm.PUSHED]  # which is for GPUs
+    here = [a for a in Algorithm if a not in (Algorithm.PUSHED, Algorithm.MULTIMEM)]  # which is for GPUs
     found = {f"all_reduce.{a.value}": all_reduce(a, 2 if a is Algorithm.FLAGGED else 40) for a in here}
     found |= {f"all_reduce.{a.value}.in_place": in_place(a) for a in here if a is not Algorithm.FLAGGED}
     found["all_reduce.two_shot.pipelined"] = all_reduce(Algorithm.TWO_SHOT, 200)

@@ -33,7 +33,9 @@ def check(
     overlap: Annotated[
         Overlap, typer.Option(help="Whether kernels of one device on different streams run at the same time.")
     ] = Overlap.ALWAYS,
-    queue: Annotated[int | None, typer.Option(min=1, help="Operations that a stream takes before its host waits.")] = None,
+    queue: Annotated[
+        int | None, typer.Option(min=1, help="Operations that a stream takes before its host waits.")
+    ] = None,
     blocking_launches: Annotated[
         bool, typer.Option("--blocking-launches", help="A launch returns when its kernel has ended.")
     ] = False,

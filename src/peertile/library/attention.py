@@ -8,11 +8,11 @@ attention_kernels.py and layer_kernels.py, in the public language; nothing here 
 from __future__ import annotations
 
 from enum import Enum
+from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from peertile.creation import asarray
 from peertile.dtypes import f32
 from peertile.errors import ArgumentError
 from peertile.library import attention_kernels, layer_kernels
@@ -21,6 +21,7 @@ from peertile.op import value
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
+from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor
 
 __all__ = ["RotaryPairs", "attention", "cache_append", "decode_attention", "rope", "rope_tables"]
@@ -168,7 +169,7 @@ def _check_head(layer: str, heads: int, groups: int, dim: int) -> None:
 
 def _scale(layer: str, scale: Any, dim: int) -> float:
     if scale is None:
-        return float(dim) ** -0.5
+        return 1.0 / sqrt(dim)
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ArgumentError(f"{layer}: scale: expected a number, got {scale!r}")
     return float(scale)
@@ -192,7 +193,7 @@ def rope_tables(
 
     >>> from peertile.library.attention import rope_tables
     >>> cosine, sine = rope_tables(2, 4)
-    >>> sine.numpy().round(3).tolist()
+    >>> sine.numpy().astype(float).round(3).tolist()
     [[-0.0, -0.0, 0.0, 0.0], [-0.841, -0.01, 0.841, 0.01]]
     """
     _check_pairs("rope_tables", pairs)
@@ -206,7 +207,8 @@ def rope_tables(
         tables = np.concatenate([cosine, cosine], 1), np.concatenate([-sine, sine], 1)
     else:
         tables = np.repeat(cosine, 2, 1), np.stack([-sine, sine], 2).reshape(positions, dim)
-    first, second = (asarray(table, f32, device=device) for table in tables)
+    where = current_device() if device is None else device
+    first, second = (where.asarray(table, f32) for table in tables)
     return first, second
 
 
@@ -228,7 +230,7 @@ def rope(
     >>> from peertile.library.attention import rope, rope_tables
     >>> x = pt.asarray(np.array([1.0, 0.0], np.float32).reshape(1, 1, 1, 2))
     >>> at = pt.asarray(np.array([[1]]))
-    >>> rope(x, rope_tables(2, 2), at).sync().numpy().ravel().round(3).tolist()
+    >>> rope(x, rope_tables(2, 2), at).sync().numpy().ravel().astype(float).round(3).tolist()
     [0.54, 0.841]
     """
     _check_pairs("rope", pairs)

@@ -21,15 +21,16 @@ import numpy as np
 
 from peertile.backends.cpu.target import host_target
 from peertile.comm.group import Group
-from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
+from peertile.comm.symmetric import MulticastTensor, SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, i64, u8, u16, u32, u64
 from peertile.errors import ArgumentError, SignatureMismatch, UsageError
 from peertile.kernel import KernelFunction, LaunchOp
 from peertile.library import kernels
 from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, GpuPlans, Shape, heap_bytes
 from peertile.library.kernels import FEW_RANKS, SLOTS
+from peertile.library.multimem import MulticastCollectives, can_reduce
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
-from peertile.library.selection import Algorithm, choose
+from peertile.library.selection import Algorithm, by_fabric, choose
 from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
@@ -262,6 +263,8 @@ class Collectives:
         self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch) if on_gpu else None
         if self._gpu is not None:
             self._objects += self._gpu.objects
+        # By heap, which they keep alive: its id stays its own.
+        self._over_multicast: dict[int, MulticastCollectives] = {}
         self._closed = False
         group.on_recover(self._recover)
 
@@ -460,6 +463,16 @@ class Collectives:
             out = self.device.empty(x.shape, x.dtype)
         a, b, same = self._pair("all_reduce", x, out, prod(x.shape))
         check_reduction("all_reduce", op, a.dtype)
+        if algorithm is Algorithm.MULTIMEM or (algorithm is None and same and self._by_fabric(x, op, a)):
+            if not same:
+                raise ArgumentError("all_reduce: MULTIMEM: expected out=x, got another tensor; it works in place")
+            return self._keep(
+                f"all_reduce({a.dtype}[{a.size}], {op.name}, multimem)",
+                key,
+                [self._multimem(x, op)],
+                x,
+                out,
+            )
         symmetric = isinstance(x, SymmetricTensor) and isinstance(out, SymmetricTensor)
         nbytes = a.nbytes
         family = "all_reduce_symmetric" if symmetric else "all_reduce"
@@ -484,6 +497,23 @@ class Collectives:
 
             return self._keep(text, key, (), x, out, bind)
         return self._keep(text, key, self._all_reduce(plan, x, out, a, b, same, op, tile_bytes), x, out)
+
+    def _by_fabric(self, x: AnyTensor, op: ReduceOp, a: Tensor) -> bool:
+        """Whether the table says that the fabric is faster, where it has a mapping of `x` and can do `op`."""
+        if not isinstance(x, MulticastTensor) or x.heap.window is None or not can_reduce(op, a.dtype, a.size):
+            return False
+        return by_fabric("all_reduce", self.device.driver.kind.value, self.arch, self.group.size, a.nbytes)
+
+    def _multimem(self, x: AnyTensor, op: ReduceOp) -> LaunchOp:
+        """By one address; the first call with a heap makes the signal for it."""
+        if not isinstance(x, MulticastTensor):
+            raise ArgumentError(
+                f"all_reduce: MULTIMEM: expected a MulticastTensor, as heap.multicast gives, got {type(x).__name__}"
+            )
+        found = self._over_multicast.get(id(x.heap))
+        if found is None:
+            found = self._over_multicast[id(x.heap)] = MulticastCollectives(x.heap)
+        return found.all_reduce(x, op)
 
     def _in_words(self, t: Tensor) -> Tensor:
         """`t`, or a tensor to copy to where it does not begin at a word: what one rank's view begins at must not

@@ -9,6 +9,8 @@ beyond the row is kept out of sums and maxima. Nothing here checks shapes or cho
 
 from __future__ import annotations
 
+from typing import Any
+
 import peertile.language as T
 from peertile.kernel import kernel
 
@@ -17,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def activated(x, name):
+def activated(x: Any, name: str) -> Any:
     """The activation `name` of an f32 tile; its exact form: gelu is x Φ(x), by erf."""
     if name == "relu":
         return T.maximum(x, 0.0)
@@ -106,9 +108,8 @@ def rope(
     BT, D = z.tile_shape[2], z.tile_shape[3]
     at = T.reshape(positions.load((b, t), (1, BT)), (BT,))
     inside = t * BT + T.iota(BT) < z.shape[2]
-    T.assert_(
-        T.all((at >= 0) & (at < cosine.shape[0]) | ~inside), "rope: expected positions within the tables"
-    )  # fmt: skip
+    is_known = T.all((at >= 0) & (at < cosine.shape[0]) | ~inside)
+    T.assert_(is_known, "rope: expected positions within the tables")  # noqa: PT009 - a word of kernels
     row = T.reshape(x.load_like(z).astype(T.f32), (BT, D))
     column = T.iota(D)
     if PAIRED:
@@ -128,9 +129,8 @@ def embedding(z: T.Exclusive, table: T.Shared, ids: T.Shared) -> None:
     BI = z.tile_shape[0]
     chosen = ids.load((i,), (BI,))
     inside = i * BI + T.iota(BI) < z.shape[0]
-    T.assert_(
-        T.all((chosen >= 0) & (chosen < table.shape[0]) | ~inside), "embedding: expected ids of rows of the table"
-    )  # fmt: skip
+    is_known = T.all((chosen >= 0) & (chosen < table.shape[0]) | ~inside)
+    T.assert_(is_known, "embedding: expected ids of rows of the table")  # noqa: PT009 - a word of kernels
     z.store(table.gather(chosen).load((0, j), z.tile_shape).astype(z.dtype))
 
 
@@ -159,7 +159,8 @@ def cache_append(cache: T.Exclusive, rows: T.Shared, positions: T.Shared) -> Non
     b, h, t, _ = cache.index
     BT, D = cache.tile_shape[2], cache.tile_shape[3]
     at = T.reshape(positions.load((b,), (1,)), ()).astype(T.i64)
-    T.assert_((at >= 0) & (at < cache.shape[2]), "cache_append: expected a position within the cache")
+    is_inside = (at >= 0) & (at < cache.shape[2])
+    T.assert_(is_inside, "cache_append: expected a position within the cache")  # noqa: PT009 - a word of kernels
     if (at >= t * BT) & (at < t * BT + BT):
         row = T.reshape(rows.load((b, h, 0), (1, 1, D)), (1, D)).astype(cache.dtype)
         old = T.reshape(cache.load(), (BT, D))

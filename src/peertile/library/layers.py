@@ -89,17 +89,15 @@ def output(layer: str, out: Any, shape: tuple[int, ...], dtype: DType, device: D
 
 def as_rows(layer: str, role: str, t: Any, device: Device | None = None) -> Tensor:
     """A float tensor as a matrix of its last axis; of more than two axes it has to be without gaps."""
-    if not isinstance(t, Tensor) or not t.shape:
-        check_tensor(layer, role, t, FLOATS, ("…", "width"))
-    check_tensor(layer, role, t, FLOATS, t.shape, device)
-    if len(t.shape) == 2:
-        return t
-    if len(t.shape) > 2 and not t.is_contiguous:
+    tensor = check_tensor(layer, role, t, FLOATS, t.shape if isinstance(t, Tensor) else (), device)
+    if len(tensor.shape) == 2:
+        return tensor
+    if len(tensor.shape) > 2 and not tensor.is_contiguous:
         raise ArgumentError(
-            f"{layer}: {role}: expected a matrix, or more axes without gaps, got strides {t.strides} for {list(t.shape)}; "
-            "pt.dup makes a copy without gaps"
+            f"{layer}: {role}: expected a matrix, or more axes without gaps, got strides {tensor.strides} "
+            f"for {list(tensor.shape)}; pt.dup makes a copy without gaps"
         )
-    return t.reshape(prod(t.shape[:-1]), t.shape[-1])
+    return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def power_of_two(n: int) -> int:
@@ -194,8 +192,9 @@ def linear(
     else:
         tile, depth = _linear_way(rows.shape[0], outputs, inputs, device.persistent_programs)
         stages, part = 1, flat.partition(tile).persistent()
+    more = rows if residual is None else as_rows("linear", "residual", residual)
     op = kernels.linear(
-        part, rows, w, w if bias is None else bias, rows if residual is None else as_rows("linear", "residual", residual),
+        part, rows, w, w if bias is None else bias, more,
         BK=depth, STAGES=stages, ACTIVATION=activation.value, BIASED=bias is not None, ADDED=residual is not None,
     )  # fmt: skip
     return op.map(lambda *_: y)
@@ -352,7 +351,7 @@ def mean_pool(
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.layers import mean_pool
     >>> x = pt.asarray(np.array([[[3.0, 4.0], [9.0, 9.0]]], np.float32))
-    >>> mean_pool(x, pt.asarray(np.array([[1, 0]]))).sync().numpy().round(6).tolist()
+    >>> mean_pool(x, pt.asarray(np.array([[1, 0]]))).sync().numpy().astype(float).round(6).tolist()
     [[0.6, 0.8]]
     """
     epsilon = check_epsilon("mean_pool", epsilon)

@@ -12,14 +12,15 @@ from typing import Any, Final
 
 import peertile.language as T
 from peertile.comm.symmetric import MulticastTensor, Signal, SymmetricHeap
+from peertile.dtypes import DType
 from peertile.errors import ArgumentError, UsageError
-from peertile.ir.ops import LOAD_REDUCTIONS
+from peertile.ir.ops import LOAD_REDUCTIONS, MULTICAST_DTYPES
 from peertile.kernel import LaunchOp, kernel
 from peertile.library.reductions import ReduceOp
 from peertile.memory_model import Rmw
 from peertile.runtime.tensor import Tensor
 
-__all__ = ["MulticastCollectives"]
+__all__ = ["MulticastCollectives", "can_reduce"]
 
 TILE_BYTES: Final = 1 << 12
 """Bytes of a tile: 16 for every thread of a program."""
@@ -78,6 +79,16 @@ def _signal(words: T.Multicast, value: T.i64, index: T.i64, ADD: T.Const[bool]) 
 _REDUCTIONS: Final = {ReduceOp.SUM: Rmw.ADD, ReduceOp.MIN: Rmw.MIN, ReduceOp.MAX: Rmw.MAX}
 
 
+def can_reduce(op: ReduceOp, dtype: DType, count: int) -> bool:
+    """Whether multicast has the reduction for this element type, and the elements are whole 4-byte units."""
+    rmw = _REDUCTIONS.get(op)
+    if rmw is None or dtype.name not in MULTICAST_DTYPES or count * dtype.itemsize % 4:
+        return False
+    if rmw is Rmw.ADD:
+        return True
+    return dtype.name in LOAD_REDUCTIONS[rmw] and dtype.name != "u32"  # which would be compared as signed
+
+
 class MulticastCollectives:
     """Collectives over the multicast tensors of `heap`; made by all ranks in the same order.
 
@@ -121,8 +132,7 @@ class MulticastCollectives:
 
     def _reduction(self, name: str, op: ReduceOp, x: MulticastTensor) -> Rmw:
         rmw = _REDUCTIONS.get(op)
-        table = LOAD_REDUCTIONS.get(Rmw.ADDF if rmw is Rmw.ADD and x.dtype.is_float else rmw or Rmw.XCHG, frozenset())
-        if rmw is None or x.dtype.name not in table or (x.dtype.name == "u32" and rmw is not Rmw.ADD):
+        if rmw is None or not can_reduce(op, x.dtype, 4):
             raise ArgumentError(
                 f"{name}: op: expected SUM, or MIN or MAX of i32, i64, f16 or bf16, got {op.name} of {x.dtype}; "
                 "Collectives.all_reduce does the others"

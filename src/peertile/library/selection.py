@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Algorithm", "Choice", "choose", "load_table", "set_table"]
+__all__ = ["Algorithm", "Choice", "by_fabric", "choose", "load_table", "set_table"]
 
 
 class Algorithm(Enum):
@@ -24,6 +24,7 @@ class Algorithm(Enum):
     exchanges, pipelined over chunks. PIPELINED: as one-shot, tile by tile, one exchange each, any size. FLAGGED: one
     exchange, every element carries its own flag. RING: each rank talks to its neighbours alone; folds in the order
     of the ring, which differs from rank order. PUSHED: on GPUs, everybody pushes everything, one exchange a tile.
+    MULTIMEM: of a multicast tensor in place, by one address; the table may name it where the fabric has a mapping.
     """
 
     ONE_SHOT = "one_shot"
@@ -32,6 +33,7 @@ class Algorithm(Enum):
     FLAGGED = "flagged"
     RING = "ring"
     PUSHED = "pushed"
+    MULTIMEM = "multimem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,20 @@ def _rows(collective: str, target: str, arch: str, world: int) -> tuple[tuple[fl
         (float("inf") if bound is None else bound, Choice(Algorithm(name), tile))
         for bound, name, tile in best["entries"]
     )
+
+
+def by_fabric(collective: str, target: str, arch: str, world: int, nbytes: int) -> bool:
+    """Whether the fabric's multicast is the measured winner for a message of `nbytes` per rank, here: only a row that
+    was measured on this architecture with this many ranks says so. Asked where the heap has a mapping, only.
+
+    >>> by_fabric("all_reduce", "cuda", "sm_90", 8, 1 << 20)
+    False
+    """
+    for row in (_override or load_table())["collectives"].get(f"{collective}_multicast", []):
+        if (row["target"], row["arch"], row["world"]) == (target, arch, world):
+            covering = (name for bound, name, _ in row["entries"] if bound is None or nbytes <= bound)
+            return next(covering, None) == Algorithm.MULTIMEM.value
+    return False
 
 
 def choose(collective: str, target: str, arch: str, world: int, nbytes: int) -> Choice:

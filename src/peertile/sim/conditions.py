@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-__all__ = ["Conditions", "Overlap"]
+__all__ = ["USUAL", "Conditions", "Overlap"]
 
 
 class Overlap(Enum):
@@ -45,3 +46,7 @@ class Conditions:
         if self.syncing_allocations:
             parts += "; allocating and freeing wait for the device to be idle"
         return parts
+
+
+USUAL: Final = Conditions()
+"""A device as most are: nothing is bounded, and nothing waits that need not."""

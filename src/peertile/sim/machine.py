@@ -17,7 +17,7 @@ from peertile.sim.agents import Agent
 from peertile.sim.cells import Conflict, Record
 from peertile.sim.choices import Chooser
 from peertile.sim.clocks import Clock
-from peertile.sim.conditions import Conditions
+from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.memory import AddressSpace, Object, Partitions
 from peertile.sim.report import race_between, unwritten
 from peertile.sim.sites import Site
@@ -91,7 +91,7 @@ class Machine:
         max_steps: int = 1_000_000,
         judge: bool = True,
         stale: bool = True,
-        conditions: Conditions = Conditions(),
+        conditions: Conditions = USUAL,
     ) -> None:
         self.chooser = chooser
         self.ranks = ranks

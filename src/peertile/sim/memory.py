@@ -157,7 +157,7 @@ class Object:
         """Whether the bytes lie in one object, of those that were lent out if any were."""
         parts = self.parts
         if parts is None:
-            return 0 <= start and end <= self.nbytes
+            return start >= 0 and end <= self.nbytes
         k = bisect_right(parts, (start, self.nbytes + 1)) - 1
         return k >= 0 and end <= parts[k][1]
 

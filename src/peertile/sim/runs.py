@@ -10,8 +10,8 @@ import numpy as np
 
 from peertile.errors import LaunchError
 from peertile.ir.core import Kernel
-from peertile.sim.conditions import Conditions
 from peertile.sim.choices import Chooser, RandomChooser, ReplayChooser
+from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.launches import Launch, Setup, full_grid
 from peertile.sim.machine import Found, Machine
 from peertile.sim.memory import Partitions
@@ -51,7 +51,7 @@ class Case:
         stale: bool = True,
         after: Callable[[Machine], None] | None = None,
         cleanup: Callable[[Machine], None] | None = None,
-        conditions: Conditions = Conditions(),
+        conditions: Conditions = USUAL,
     ) -> None:
         self.build = build
         self.ranks = ranks
@@ -132,7 +132,7 @@ def sequence_case(
     resident: int | None = None,
     stale: bool = True,
     max_steps: int = 200_000,
-    conditions: Conditions = Conditions(),
+    conditions: Conditions = USUAL,
 ) -> Case:
     """The launches that `make` gives anew for each run, in order on their streams. One array is one object."""
     translations: dict[int, Translation] = {}

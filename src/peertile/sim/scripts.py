@@ -61,8 +61,9 @@ class Actor:
         self._views = views
 
     def _site(
-        self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None, proxy: Proxy = Proxy.GENERIC
-    ) -> Site:
+        self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None,
+        proxy: Proxy = Proxy.GENERIC,
+    ) -> Site:  # fmt: skip
         code = f"{verb.value} {cell.name}"
         signed = cell.dtype.bits if cell.dtype.min < 0 else 0
         return Site(verb, cell.name, cell.dtype.itemsize, order, scope, None, proxy, code=code, signed=signed)

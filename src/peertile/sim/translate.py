@@ -418,7 +418,8 @@ class _Translator:
         padding = np.asarray(_PADDING[op.attrs["padding"]]).astype(t.dtype.numpy)[()]
         index = self._tuple(op.operands[1:])
         view = self.name(op.operands[0])
-        call = self._access(op, "load") + f"{site}, {view}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
+        rest = f"{site}, {view}, {index}, {self.constant(t.shape)}, {self.constant(padding)})"
+        call = self._access(op, "load") + rest
         self.emit(f"{self.name(op.result)} = {self.unboxed(op.result, call + '[()]') if not t.shape else call}")
 
     def _Store(self, op: Op) -> None:
@@ -484,7 +485,7 @@ class _Translator:
         site = self.site(op, Verb.WAITS, op.operands[0])
         place = self.place(op, "wait", "", op.attrs["what"] or self.root(op.operands[0]))
         words = "".join(
-            f"({self.name(view)}, {self.name(expected)}, {self._tuple(index)}), " for view, expected, index in op.words()
+            f"({self.name(view)}, {self.name(expected)}, {self._tuple(k)}), " for view, expected, k in op.words()
         )
         r = self.name(op.result)
         self.emit(f"P.wait_place = {place}")

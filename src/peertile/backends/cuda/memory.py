@@ -278,23 +278,21 @@ def read_tables(e: Emitter) -> None:
         if not isinstance(op, ops.PeerView | ops.Rank | ops.NumRanks):
             continue
         source = op.operands[0]
-        found, owner = e.values.get(source), source
         if isinstance(source.op, ops.Field):
-            owner = source.op.operands[0]
-            record = e.values[owner]
+            record = e.values[source.op.operands[0]]
             assert isinstance(record, Record)
             found = record.fields[source.op.attrs["field"]]
             first = next(f for f in record.fields.values() if isinstance(f, Symmetric))
         else:
-            first = found
+            found = first = e.values[source]
         assert isinstance(found, Symmetric)
         assert isinstance(first, Symmetric)
         used[found.table] = first.table
     for table in dict.fromkeys(used.values()):
         names = [e.let_own(word, f"tl.load({table} + {k})") for k, word in enumerate(("rank", "ranks", "base", "base"))]
         e.ranks[table] = Ranks(table, *names)
-    for table, first in used.items():
-        e.ranks[table] = e.ranks[first]
+    for table, read in used.items():
+        e.ranks[table] = e.ranks[read]
 
 
 def plan_accesses(e: Emitter) -> None:

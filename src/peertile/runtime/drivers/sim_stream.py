@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -130,7 +131,7 @@ class SimStream(StreamHandle, Stream):
         limit, host = self.machine.conditions.queue, self.machine.host
         while limit is not None and host is not None and len(self.queue) >= limit and not self.machine.stopping:
             what = f"room in the queue of {self.where()}, which holds {limit} operations, for {make.name}"
-            host.block(self.queue[0].waiters, lambda: Waiter(host.where(), what))
+            host.block(self.queue[0].waiters, partial(Waiter, host.where(), what))
         operation = make.make()
         self.submitted += 1
         operation.sequence = self.submitted
@@ -376,7 +377,7 @@ class SimLaunch(Launch):
             ledger = self.machine.channels.setdefault((first.object.base, first.offset), {})
             mine = ledger.setdefault(self.rank, [])
             mine.append(self)
-            for rank, others in ledger.items():
+            for others in ledger.values():
                 other = others[len(mine) - 1] if len(others) >= len(mine) else self
                 if other.grid == self.grid:
                     continue
