@@ -16,9 +16,9 @@ __all__ = ["MAX_EVENTS", "page"]
 
 MAX_EVENTS: Final = 600
 """Of longer runs the last events are drawn, and the page says so."""
-BEFORE: Final = 30
+BEFORE: Final = 8
 """Events that are drawn before the first one that a verdict speaks of: what set the program up would hide it."""
-_LANE, _ROW, _TOP, _LEFT = 230, 22, 70, 20
+_LANE, _ROW, _TOP, _LEFT = 262, 22, 70, 20
 
 _STYLE: Final = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff; }

@@ -40,7 +40,7 @@ from peertile.frontend.values import (
 )
 from peertile.ir import ops
 from peertile.ir.core import Block, Value
-from peertile.ir.ops import Binary, Unary
+from peertile.ir.ops import Binary, Compare, Unary
 from peertile.ir.types import BOOL, INDEX, TileType
 
 __all__ = ["run_block"]
@@ -386,7 +386,15 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
         total, *more = num_tiles(b, z.view, z.partition.tile_shape)
         for n in more:
             total = b.builder.value(ops.BinaryOp, (total, n), INDEX, fn=Binary.MUL)
-        bounds = program, total, step
+        first = program
+        if z.partition.spare:
+            # The number is part of the type, so all programs agree on who owns what.
+            spare = constant(b, z.partition.spare, i64)
+            owns = b.builder.value(ops.CompareOp, (program, spare), BOOL, fn=Compare.GE)
+            place = b.builder.value(ops.BinaryOp, (program, spare), INDEX, fn=Binary.SUB)
+            first = b.builder.value(ops.Select, (owns, place, total), INDEX)
+            step = b.builder.value(ops.BinaryOp, (step, spare), INDEX, fn=Binary.SUB)
+        bounds = first, total, step
     else:
         one = constant(b, 1, i64)
         bounds = program, b.builder.value(ops.BinaryOp, (program, one), INDEX, fn=Binary.ADD), one

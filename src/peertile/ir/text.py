@@ -487,7 +487,7 @@ class _Parser:
 
     def view_type(self) -> ViewType:
         dtype, rank, access = self.memory_head()
-        space, tile, persistent, swizzle = Space.LOCAL, None, False, 1
+        space, tile, persistent, swizzle, spare = Space.LOCAL, None, False, 1, 0
         promises: dict[str, Any] = {}
         while self.accept(","):
             word = self.take("name", "a property of the view")
@@ -501,10 +501,13 @@ class _Parser:
             elif word == "swizzle":
                 self.expect("=")
                 swizzle = self.integer()
+            elif word == "spare":
+                self.expect("=")
+                spare = self.integer()
             else:
                 self.promise(word, promises)
         self.expect(">")
-        partition = None if tile is None else Partition(tile, persistent, swizzle)
+        partition = None if tile is None else Partition(tile, persistent, swizzle, spare)
         return ViewType(dtype, rank, access, space, partition, **promises)
 
     def symmetric_type(self) -> SymmetricType:

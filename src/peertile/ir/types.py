@@ -118,18 +118,21 @@ class Partition:
 
     Not persistent: program p owns tile p (row-major over the tile grid, swizzled). Persistent:
     program p owns tiles p, p + programs, p + 2·programs, … of the same order. `swizzle` > 1 walks
-    the first two axes in column groups of that many rows of tiles, for locality.
+    the first two axes in column groups of that many rows of tiles, for locality. With `spare`, which is
+    for persistent ones, the first so many programs own none, and the others share as if they were all.
     """
 
     tile_shape: tuple[int, ...]
     persistent: bool = False
     swizzle: int = 1
+    spare: int = 0
 
     def __str__(self) -> str:
         text = f"tile=[{', '.join(map(str, self.tile_shape))}]"
         if self.persistent:
             text += ", persistent"
-        return text + (f", swizzle={self.swizzle}" if self.swizzle != 1 else "")
+        text += f", swizzle={self.swizzle}" if self.swizzle != 1 else ""
+        return text + (f", spare={self.spare}" if self.spare else "")
 
 
 @dataclass(frozen=True)

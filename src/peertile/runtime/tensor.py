@@ -118,7 +118,7 @@ class Tensor:
         self.offset = offset
         # Bound arguments, made once. They hold the storage, not the tensor: no reference cycles.
         self._shared: Argument | None = None
-        self._exclusive: dict[tuple[tuple[int, ...], bool, int], Argument] = {}
+        self._exclusive: dict[tuple[tuple[int, ...], bool, int, int], Argument] = {}
 
     @property
     def device(self) -> Device:
@@ -309,7 +309,7 @@ class Tensor:
         >>> pt.empty((50, 1000), pt.f32).partition((1, None)).tile_shape
         (1, 1024)
         """
-        if type(tile_shape) is int and ((tile_shape,), False, 1) in self._exclusive:
+        if type(tile_shape) is int and ((tile_shape,), False, 1, 0) in self._exclusive:
             return Partition(self, (tile_shape,))  # cut like this before, hence checked before
         iterable = isinstance(tile_shape, Iterable) and not isinstance(tile_shape, str | bytes)
         shape = tuple(cast("Sequence[int | None]", tile_shape)) if iterable else (cast("int | None", tile_shape),)
@@ -317,7 +317,7 @@ class Tensor:
             whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
             shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
         # The types first: 4.0 and True would be found as 4 and 1.
-        if {*map(type, shape)} == {int} and (shape, False, 1) in self._exclusive:
+        if {*map(type, shape)} == {int} and (shape, False, 1, 0) in self._exclusive:
             return Partition(self, cast("tuple[int, ...]", shape))
         if len(shape) != len(self.shape):
             raise ArgumentError(
@@ -444,19 +444,27 @@ class Partition:
     swizzle: int = 1
     whole: Tensor | None = None
     """For a prefix: the tensor that was cut."""
+    spare: int = 0
 
     @property
     def num_tiles(self) -> tuple[int, ...]:
         """Tiles along each axis."""
         return tuple([-(-n // t) for n, t in zip(self.tensor.shape, self.tile_shape, strict=True)])
 
-    def persistent(self, programs: int | None = None, swizzle: int = 1) -> Partition:
+    def persistent(self, programs: int | None = None, swizzle: int = 1, spare: int = 0) -> Partition:
         """Map the tiles to `programs` programs (default: as many as suit the device), each of which
-        walks its share with `for tile in z.tiles()`. `swizzle` > 1 groups that many rows of tiles."""
+        walks its share with `for tile in z.tiles()`. `swizzle` > 1 groups that many rows of tiles. The first
+        `spare` of the programs own no tile: they do other work of the same launch, such as moving data."""
         if programs is not None:
             programs = check_integer("persistent: programs", programs, 1, MAX_PROGRAMS)
         swizzle = check_integer("persistent: swizzle", swizzle, 1, MAX_PROGRAMS)
-        return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole)
+        spare = check_integer("persistent: spare", spare, 0, MAX_PROGRAMS)
+        if programs is not None and spare >= programs:
+            raise ArgumentError(
+                f"persistent: spare: expected fewer than the {programs} programs, got {spare}; "
+                "one program at least has to own the tiles"
+            )
+        return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole, spare)
 
     def prefix(self, *extents: int) -> Partition:
         """The same cut over the first `extents` elements of the leading axes alone: the rest is not written.
@@ -471,7 +479,7 @@ class Partition:
             raise ArgumentError(f"prefix: expected up to {len(shape)} extents within {shape}, got {extents}")
         part = self.tensor[tuple(slice(0, n) for n in extents)]
         whole = self.tensor if self.whole is None else self.whole
-        return Partition(part, self.tile_shape, self.is_persistent, self.programs, self.swizzle, whole)
+        return Partition(part, self.tile_shape, self.is_persistent, self.programs, self.swizzle, whole, self.spare)
 
     def unpartition(self) -> Tensor:
         """The tensor that was cut."""
@@ -484,12 +492,12 @@ class Partition:
             return tiles
         if self.programs is not None:
             return self.programs
-        return max(1, min(tiles, self.tensor.device.persistent_programs))
+        return self.spare + max(1, min(tiles, self.tensor.device.persistent_programs - self.spare))
 
     def exclusive_argument(self) -> Argument:
         """How this partition is passed as `T.Exclusive`; made once per tensor and way of cutting it."""
         t = self.tensor
-        key = (self.tile_shape, self.is_persistent, self.swizzle)
+        key = (self.tile_shape, self.is_persistent, self.swizzle, self.spare)
         argument = t._exclusive.get(key)
         if argument is None:
             start, end = t.byte_range()

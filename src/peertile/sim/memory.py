@@ -134,6 +134,12 @@ class Object:
             cell.reborn()
         for key in [k for k in self.words if start <= k[0] < start + nbytes]:
             del self.words[key]
+        # A view that is still known was made since the bytes were given back, by a rank that was ahead of this one: it
+        # is of the new object.
+        for view in self.views.values():
+            low, high = view.ends()
+            if view.stale is not None and low < end and start < high:
+                view.revive()
         if not self.zeroed:
             self.data[start : start + min(nbytes, _POISONED)] = _POISON
 
@@ -205,8 +211,18 @@ class View:
         """Views of this view, by what they show."""
         self.stale: str | None = None
         """Who gave its memory back, if somebody did: then it has no tiles, so that the next access looks."""
-        key = (offset, type.dtype.itemsize, extents, strides)
-        self.tiles: dict[Any, Tile] = object.shadow.tiles.setdefault(key, {})
+        self.tiles: dict[Any, Tile] = self._known_tiles()
+
+    def _known_tiles(self) -> dict[Any, Tile]:
+        key = (self.offset, self.type.dtype.itemsize, self.extents, self.strides)
+        return self.object.shadow.tiles.setdefault(key, {})
+
+    def revive(self) -> None:
+        """Its memory is lent out again, as what the view was made for."""
+        self.stale = None
+        self.tiles = self._known_tiles()
+        for view in self.derived.values():
+            view.revive()
 
     def retire(self, by: str) -> None:
         """Its memory was given back."""

@@ -59,9 +59,7 @@ def sliced(view: View, t: ViewType, numbers: Sequence[int]) -> View:
 
 def permuted(view: View, t: ViewType, axes: Sequence[int]) -> View:
     """The axes in another order."""
-    return _derived(
-        view, t, view.offset, tuple(view.extents[a] for a in axes), tuple(view.strides[a] for a in axes)
-    )
+    return _derived(view, t, view.offset, tuple(view.extents[a] for a in axes), tuple(view.strides[a] for a in axes))
 
 
 def reshaped(view: View, t: ViewType, extents: Sequence[int]) -> View:
@@ -232,9 +230,7 @@ def wait_transfers(program: Program, transfers: Sequence[Agent]) -> None:
 # ---------------------------------------------------------------- waiting for one of several words
 
 
-def wait_any(
-    program: Program, site: Site, cmp: Cmp, words: Sequence[tuple[View, Any, tuple[int, ...]]]
-) -> int | None:
+def wait_any(program: Program, site: Site, cmp: Cmp, words: Sequence[tuple[View, Any, tuple[int, ...]]]) -> int | None:
     """The position of the first word that satisfies its comparison, acquired; None: the program is parked at all."""
     found = [(program.word(site, view, index), expected) for view, expected, index in words]
     for k, (word, expected) in enumerate(found):
@@ -250,5 +246,3 @@ def wait_any(
     program.polls = {word: len(word.writes) - 1 for word, _ in found}
     program.launch.parked(program, site, found[0][0], cmp, found[0][1])
     return None
-
-

@@ -155,9 +155,7 @@ def sequence_case(
                 _check_launch(kernel, bound)
                 stream.enqueue(Launch(machine, rank, translation, full_grid(grid), bound))
 
-    return Case(
-        build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps, conditions=conditions
-    )
+    return Case(build, ranks=ranks, resident=resident, stale=stale, max_steps=max_steps, conditions=conditions)
 
 
 def _check_launch(kernel: Kernel, bound: Sequence[Any]) -> None:

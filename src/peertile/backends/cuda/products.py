@@ -21,8 +21,8 @@ ARCHES: Final = ("sm_80", "sm_90", "sm_100", "sm_103")
 
 @dataclass(frozen=True, slots=True)
 class GpuProduct:
-    """`instruction` is found in the PTX; `is_native` is false where factors are converted first; `batched` is None where
-    a product with a batch axis is refused."""
+    """`instruction` is found in the PTX; `is_native` is false where factors are converted first; `batched` is None
+    where a product with a batch axis is refused."""
 
     instruction: str
     is_native: bool

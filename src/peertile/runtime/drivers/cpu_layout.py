@@ -167,6 +167,7 @@ class S(IntEnum):
     WAKE = 40  # i32: what the stream's thread sleeps on
     SLEEPING = 41  # i32
     STOP = 42  # i32
+    TID = 43  # the stream's thread, as the system counts
     DEVICE = 48
     NO_ABORT = 49  # an i32 that is always 0
     CONTEXT = 64

@@ -5,11 +5,26 @@ Read `cpu_native.py` first.
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from peertile.runtime.driver import FaultKind
 from peertile.runtime.drivers.cpu_emit import Function, Module, Value
-from peertile.runtime.drivers.cpu_layout import ARGS, HISTORY, C, Context, Dev, Exec, Fault, Job, Kind, Mod, Result, S
+from peertile.runtime.drivers.cpu_layout import (
+    ARGS,
+    CPU_WORDS,
+    HISTORY,
+    C,
+    Context,
+    Dev,
+    Exec,
+    Fault,
+    Job,
+    Kind,
+    Mod,
+    Result,
+    S,
+)
 from peertile.runtime.drivers.cpu_native_polling import FOREVER, YIELDS, awake
 
 __all__ = ["emit_streams"]
@@ -42,6 +57,8 @@ def emit_streams(m: Module) -> None:
         _complete,
         _run,
         _has_work,
+        _keep_off,
+        _spread,
         _wake_stream,
         _leave,
         _lock_gate,
@@ -404,7 +421,38 @@ def _wake_stream(m: Module) -> None:
     f = m.define("wake_stream", "void", "ptr s", exported=True)
     f.rmw("add", f["s"], S.WAKE, 1, "i32")
     with f.if_(f.load(f["s"], S.SLEEPING, "i32", "seq_cst").ne(0)):
+        f.call("keep_off", f["s"])
         f.call("wake_all", f.at(f["s"], S.WAKE))
+    f.ret()
+
+
+def _keep_off(m: Module) -> None:
+    """Let the stream's sleeping thread wake on another processor than this one, whose thread goes on: see `make_way`.
+    Awake, it may run anywhere again (`spread`): where nobody else works, streams share all processors."""
+    f = m.define("keep_off", "void", "ptr s")
+    if sys.platform == "linux":
+        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr")
+        thread = f.load(f["s"], S.TID, order="monotonic")
+        with f.if_(cpus.to("i64").eq(0) | thread.eq(0)):
+            f.ret()
+        cpu = f.call("sched_getcpu").to("i64", signed=True)
+        with f.if_(cpu.ult(CPU_WORDS * 64).eq(0)):
+            f.ret()
+        others = f.buffer(CPU_WORDS)
+        f.copy_bytes(others, cpus, f.value(CPU_WORDS * 8))
+        word, bit = cpu >> 6, f.value(1) << (cpu & 63)
+        f.store(others, word, f.load(others, word) - (f.load(others, word) & bit))
+        f.call("sched_setaffinity", thread.to("i32"), CPU_WORDS * 8, others)
+    f.ret()
+
+
+def _spread(m: Module) -> None:
+    """This thread may run on every processor of the device."""
+    f = m.define("spread", "void", "ptr s")
+    if sys.platform == "linux":
+        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr")
+        with f.if_(cpus.to("i64").ne(0)):
+            f.call("sched_setaffinity", 0, CPU_WORDS * 8, cpus)
     f.ret()
 
 
@@ -569,6 +617,7 @@ def _stream_loop(m: Module) -> None:
                     f.store(s, S.SLEEPING, 1, "i32", "seq_cst")
                     f.call("sleep_on", f.at(s, S.WAKE), seen, FOREVER)
                     f.store(s, S.SLEEPING, 0, "i32", "seq_cst")
+                    f.call("spread", s)
                     idle.set(0)
 
 

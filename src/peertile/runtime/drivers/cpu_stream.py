@@ -447,6 +447,7 @@ class CpuStream(StreamHandle):
         self.thread.start()
 
     def _serve(self) -> None:
+        self.words[S.TID] = threading.get_native_id()
         held = 0
         while self.native.stream_loop(self.address, held) == Result.PYTHON:
             work = self._work()

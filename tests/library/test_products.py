@@ -1,0 +1,98 @@
+"""Matrix products of the library: the table that chooses, and the same result however the product is cut."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import peertile as pt
+import peertile.language as T
+from peertile.errors import ArgumentError
+from peertile.library import gemm, products
+from peertile.library.products import choose_product, matmul
+
+pytestmark = pytest.mark.any_device
+
+TABLE = json.loads(Path(products.__file__).with_name("products.json").read_text())
+BOUND = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
+
+
+def factors(rng, m, n, k, dtype):
+    return tuple(pt.asarray(rng.standard_normal(s).astype(np.float32), dtype) for s in ((m, k), (k, n)))
+
+
+def right(got, a, b, bound):
+    want = a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)
+    error = np.linalg.norm(got.numpy().astype(np.float64) - want) / np.linalg.norm(want)
+    assert error < bound, error
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (16, 100, 40), (64, 70, 300), (257, 130, 65)], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_products_of_any_shape_are_right(rng, dtype, shape):
+    a, b = factors(rng, *shape, getattr(pt, dtype))
+    out = pt.full((shape[0], shape[1]), float("nan"), a.dtype)
+    assert matmul(a, b, out).sync() is out
+    right(out, a, b, BOUND[dtype])
+
+
+def test_a_split_product_is_the_sum_of_its_shares_and_the_same_on_every_run(rng):
+    a, b = factors(rng, 30, 50, 333, pt.f32)
+    results = []
+    for _ in range(2):
+        shares, c = pt.full((3, 30, 50), float("nan"), pt.f32), pt.full((30, 50), float("nan"), pt.f32)
+        gemm.gemm_part(shares.partition((1, 16, 32)), a, b, BK=16).sync()
+        gemm.gemm_fold(c.partition((16, 32)), shares, S=3).sync()
+        right(c, a, b, 2e-6)
+        results.append(c.numpy())
+    assert (results[0] == results[1]).all()
+
+
+def test_a_factor_by_columns_and_one_turned_give_the_same(rng):
+    a, b = factors(rng, 64, 64, 64, pt.f32)
+    turned = pt.full((64, 64), float("nan"), pt.f32)
+    gemm.turn(turned.partition((16, 32)), b).sync()
+    assert (turned.numpy() == b.numpy().T).all()
+    right(matmul(a, turned.permute(1, 0)).sync(), a, b, 2e-6)
+
+
+def test_every_row_of_the_table_can_be_chosen():
+    for arch, types in TABLE.items():
+        for dtype, rows in types.items():
+            assert rows[-1]["rows"] is None
+            for row in rows:
+                way = choose_product("sm_80" if arch == "gpu" else arch, dtype, row["rows"] or 1 << 20)
+                assert (way.tile, way.inner, way.stages) == (tuple(row["tile"]), row["inner"], row["stages"])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "message"),
+    [
+        (((4, 5), (4, 5)), (pt.f32, pt.f32), "matmul: expected a [m, k] and b [k, n], got [4, 5] and [4, 5]"),
+        (((4, 5), (5,)), (pt.f32, pt.f32), "matmul: expected a [m, k] and b [k, n], got [4, 5] and [5]"),
+        (
+            ((4, 5), (5, 4)), (pt.f32, pt.f16),
+            "matmul: expected factors of one float type up to f32, got f32 and f16",
+        ),
+        (
+            ((4, 5), (5, 4)), (pt.i32, pt.i32),
+            "matmul: expected factors of one float type up to f32, got i32 and i32",
+        ),
+    ],
+)  # fmt: skip
+def test_factors_that_do_not_fit_together_are_refused(shapes, dtypes, message):
+    a, b = (pt.zeros(s, d) for s, d in zip(shapes, dtypes, strict=True))
+    with pytest.raises(ArgumentError) as caught:
+        matmul(a, b)
+    assert str(caught.value) == message
+
+
+def test_a_result_of_another_shape_is_refused():
+    with pytest.raises(ArgumentError, match=r"matmul: expected out \[4, 4\], got \[4, 5\]"):
+        matmul(pt.zeros((4, 5), pt.f32), pt.zeros((5, 4), pt.f32), pt.zeros((4, 5), pt.f32))
+
+
+def test_tf32_is_for_f32_alone_and_exact_where_there_is_none(rng):
+    a, b = factors(rng, 32, 32, 32, pt.f32)
+    right(matmul(a, b, precision=T.Precision.TF32).sync(), a, b, 2e-3)
