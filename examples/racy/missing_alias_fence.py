@@ -1,4 +1,4 @@
-"""What was written by the ordinary address is read by the multicast one without a fence. `peertile check` shows the race."""
+"""What one address wrote is read by the multicast one without an alias fence. `peertile check` shows the race."""
 
 import numpy as np
 

@@ -32,7 +32,7 @@ VARIABLES: Final = (
     Variable("PEERTILE_WAIT_TIMEOUT_S", "seconds > 0", "30", "bound of every wait on a device and between hosts"),
     Variable("PEERTILE_CACHE_DIR", "a folder", "~/.cache/peertile", "where compiled kernels are kept"),
     Variable("PEERTILE_CACHE_MAX_MB", "MiB >= 0", "512", "size bound of the disk cache; 0 turns it off"),
-    Variable("PEERTILE_DEVICE", "cpu, cuda", "cpu", "what a thread works on that names no device (peertile run sets it)"),
+    Variable("PEERTILE_DEVICE", "cpu, cuda", "cpu", "what a thread works on that names none (peertile run sets it)"),
     Variable("PEERTILE_CPU_THREADS", "integer, 1-1024", "cores / local ranks", "threads that run programs on cpu"),
     Variable("PEERTILE_CPU_TARGET", "an LLVM cpu name", "host", "processor to compile for"),
     Variable("PEERTILE_MASTER_PORT", "1-65535", "MASTER_PORT, then 8361", "rendezvous port of a job"),

@@ -68,7 +68,8 @@ def test_keys_from_the_length_on_are_unseen_whatever_they_hold(rng, causal, dtyp
 def test_attention_takes_a_scale_batches_without_heads_and_scores_too_large_for_exp(rng):
     (q, a), (k, c), (v, e) = (made(rng, (3, 20, 16), pt.f32, 10.0) for _ in range(3))
     got = attention(q, k, v, scale=2.0).sync()
-    close(got, expected(*(x[:, None] for x in (a, c, e)), scale=2.0)[:, 0], pt.f32, factor=16)
+    want = expected(*(x[:, None] for x in (a, c, e)), scale=2.0)[:, 0]
+    close(got, want, pt.f32, factor=200)  # scores of thousands are known to 2^-13, and so is the exponential of one
 
 
 def test_attention_reads_and_writes_heads_of_packed_products_where_they_lie(rng):

@@ -1895,7 +1895,8 @@ def _multicast_tile(op: Op, indices: list[Value], tile: TileType) -> MulticastTy
     op.require(tile.rank == t.rank, f"tile: expected rank {t.rank} for {t}, got {tile}")
     _same(op, t.dtype, tile.dtype, "dtype of tile")
     op.require(
-        tile.numel * t.dtype.itemsize % 4 == 0, f"tile: expected a multiple of 4 bytes, got {tile}, of {t.dtype.itemsize}"
+        tile.numel * t.dtype.itemsize % 4 == 0,
+        f"tile: expected a multiple of 4 bytes, got {tile}, of {t.dtype.itemsize}",
     )
     return t
 

@@ -120,7 +120,9 @@ def check_launch(kernel: Kernel, bound: Sequence[Any]) -> None:
     for whole in kernel.facts.get("whole_tiles", ()):
         extent = by_name[whole.name].fields["data"].views[0].extents[whole.axis]
         if extent % whole.size or (whole.some and not extent):
-            raise LaunchError(f"{whole.name}: expected whole tiles of {whole.size} along axis {whole.axis}, got {extent}")
+            raise LaunchError(
+                f"{whole.name}: expected whole tiles of {whole.size} along axis {whole.axis}, got {extent}"
+            )
 
 
 def _tiles(x: ViewRef | SymmetricRef, axis: int, size: int) -> int:
