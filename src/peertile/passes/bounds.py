@@ -58,7 +58,8 @@ def decide_bounds(kernel: Kernel, *, residual: bool = True) -> Kernel:
     """Sets `bounds` of every access that has none, in place; returns `kernel`.
 
     Leaves `facts["launch_checks"]` (a list of LaunchCheck), `facts["whole_tiles"]` (of WholeTiles) and
-    `facts["bounds"]` (accesses by how they were decided). With `residual=False` an access that needs a check in the kernel is a CompileError.
+    `facts["bounds"]` (accesses by how they were decided). With `residual=False` an access that needs a check in the
+    kernel is a CompileError.
     """
     kernel.facts.setdefault("launch_checks", [])
     kernel.facts.setdefault("whole_tiles", [])
