@@ -32,7 +32,7 @@ from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.verdicts import CollectiveMismatch, Deadlock, HostError, LaunchContract
+from peertile.sim.verdicts import CollectiveMismatch, Deadlock, HostError, LaunchContract, Verdict
 from peertile.sim.words import Rule
 
 __all__ = ["CannotCheck", "ProgramCase", "SimCompiler"]
@@ -94,7 +94,7 @@ class ProgramCase(Case):
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
         self._hub: SimHub
-        self._heard: HostError | None = None
+        self._heard: Verdict | None = None
         """What a rank heard of another one, until that one has told it itself."""
         self._views: list[RankView] = []
         self._worlds = Worlds()
@@ -181,17 +181,13 @@ class ProgramCase(Case):
             message = f"rank {error.rank} has ended, and rank {rank} calls {self._hub.last.get(rank, 'it')}"
             raise Found(CollectiveMismatch(message=message, calls=self._hub.calls()))
         if isinstance(error, LaunchError | LeaseError):
-            raise Found(
-                LaunchContract(
-                    message=f"rank {rank}: {type(error).__name__}: {error}",
-                    launches=tuple(_frames(error, self.folder)),
-                    repair="launch no more programs that wait for each other than the device holds, and use what an "
-                    "operation holds on that operation's stream, or behind it",
-                )
-            )
+            text = f"{type(error).__name__}: {error}"
+            raise Found(_broken_contract(rank, text, tuple(_frames(error, self.folder))))
         if isinstance(error, PeerFailed) and error.rank != rank:
             # This rank only heard of it; the one that failed is on its way out, and knows more.
-            heard = HostError(rank=error.rank, error=error.cause)
+            heard: Verdict = HostError(rank=error.rank, error=error.cause)
+            if error.cause.startswith(("LaunchError", "LeaseError")):  # it may never come to say so itself
+                heard = _broken_contract(error.rank, error.cause, ())
             if not self._hosts[error.rank].done:
                 self._heard = heard
                 return
@@ -206,6 +202,15 @@ class ProgramCase(Case):
         finally:
             self._worlds.show(None)
             self._hosts = []
+
+
+def _broken_contract(rank: int, text: str, launches: tuple[str, ...]) -> LaunchContract:
+    return LaunchContract(
+        message=f"rank {rank}: {text}",
+        launches=launches,
+        repair="launch no more programs that wait for each other than the device holds, and use what an operation "
+        "holds on that operation's stream, or behind it",
+    )
 
 
 def _frames(error: BaseException, folder: Path) -> list[str]:
