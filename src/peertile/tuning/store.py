@@ -116,7 +116,8 @@ def provenance() -> dict[str, Any]:
     target = host_target()
     return {
         "machine": {"host": platform.node(), "arch": target.arch, "cpu": target.name, "cores": os.cpu_count()},
-        "versions": {name: of(name) for name in ("peertile", "numpy", "llvmlite")} | {"python": platform.python_version()},
+        "versions": {name: of(name) for name in ("peertile", "numpy", "llvmlite")}
+        | {"python": platform.python_version()},
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

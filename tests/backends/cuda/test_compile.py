@@ -142,9 +142,11 @@ def test_machine_code_can_be_read(matmul):
 
 @pytest.mark.slow
 def test_stages_are_given_up_where_the_tiles_leave_no_room(matmul):
-    assert "num_stages=3" in matmul.text["triton"]  # the kernel asks for 4
-    with pytest.raises(CompileError, match="with 4 stages, and sm_90 has 232448 for a program"):
-        compile_kernel(gemm(), options=CudaOptions(num_stages=4))
+    assert "num_stages=4" in matmul.text["triton"]
+    many = gemm(stages=("stages=4", "stages=6"))
+    assert "num_stages=4" in compile_kernel(many).text["triton"]
+    with pytest.raises(CompileError, match="with 6 stages, and sm_90 has 232448 for a program"):
+        compile_kernel(many, options=CudaOptions(num_stages=6))
 
 
 @pytest.mark.slow

@@ -1,0 +1,234 @@
+"""Matrix products fused with communication: all-gather + product, product + reduce-scatter, product + all-reduce.
+
+Each is one lazy operation and one launch on every rank, without a meeting on the host. All communication is in
+`fused_kernels.py`, in the public language; this file checks arguments, cuts, and builds launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from peertile.comm.group import Group
+from peertile.comm.symmetric import SymmetricHeap
+from peertile.dtypes import DType, f32, i64, u8
+from peertile.errors import ArgumentError
+from peertile.library import fused_kernels
+from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
+from peertile.library.products import choose_product
+from peertile.runtime.driver import DriverKind
+from peertile.runtime.op import DeviceOp
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["FusedProducts"]
+
+MOST_CHUNKS = 64
+"""Chunks that the rows of one rank are sent in: each is announced, and waited for, by itself."""
+MOST_TILES = 4096
+"""Tiles of a product that are reduced in one launch: each has a word of a signal for each pair of ranks."""
+LEAST_ON_GPU = 16
+"""The smallest extent that tensor cores multiply."""
+MOVED = (8, 512)
+"""Rows and columns of a tile that is moved."""
+
+
+class FusedProducts(FusedBase):
+    """Products over the ranks of `where`, a group or a symmetric heap, each a single launch.
+
+    Collective, as `Collectives` is: every rank makes it, calls its methods and closes it in the same order; it is a
+    context manager. `staging_bytes` of each rank's heap hold what peers send: the gathered rows, or the parts of a
+    sum. `movers` programs of an all-gather move data while `workers` others compute (default: what the device gives).
+    `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
+    once for each rank, as a reduction of the product's own type would.
+
+    Factors are f32, f16 or bf16, sums f32. Operations of one communicator run in order on one stream.
+
+    >>> import numpy as np, peertile as pt
+    >>> from peertile.library.fused import FusedProducts
+    >>> x = pt.asarray(np.eye(4, dtype=np.float32))
+    >>> with FusedProducts(pt.init(), staging_bytes=1 << 20) as products:
+    ...     float(products.all_gather_matmul(x, x).sync().numpy().sum())
+    4.0
+    """
+
+    def __init__(
+        self,
+        where: Group | SymmetricHeap,
+        *,
+        staging_bytes: int = 32 << 20,
+        movers: int = 1,
+        workers: int | None = None,
+        partials: DType = f32,
+    ) -> None:
+        check_count("FusedProducts: staging_bytes", staging_bytes)
+        check_count("FusedProducts: movers", movers)
+        if partials not in FLOATS:
+            raise ArgumentError(f"FusedProducts: partials: expected f32, f16 or bf16, got {partials!r}")
+        size = where.size if isinstance(where, Group) else where.group.size
+        words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES)
+        super().__init__(
+            where, staging_bytes=staging_bytes + words, movers=movers, workers=workers,
+            agreed=(staging_bytes, partials.name),
+        )  # fmt: skip
+        self.staging_bytes = staging_bytes
+        self.partials = partials
+        self._staging = self._own(self.heap.empty((staging_bytes,), u8))
+        self._arrived = self._own(self.heap.zeros((MOST_CHUNKS, size), i64), is_words=True)
+        self._parts = self._own(self.heap.signal(slots=MOST_TILES))
+
+    # ---------------------------------------------------------------- all-gather
+
+    def all_gather_matmul(
+        self, a: Tensor, b: Tensor, out: Tensor | None = None, *, rows: Sequence[int] | None = None
+    ) -> DeviceOp[Tensor]:
+        """out = (the rows of `a` of all ranks, in rank order) @ b, on every rank with its own b.
+
+        a [m, k], b [k, columns], out [Σ m, columns] of one dtype. `rows` says how many rows each rank has, in rank
+        order, where not all have the same; 0 is fine. b may differ from rank to rank, its shape not.
+        ArgumentError for what does not fit together, or does not fit into the staging.
+
+        >>> import numpy as np, peertile as pt
+        >>> from peertile.library.fused import FusedProducts
+        >>> a = pt.asarray(np.arange(4, dtype=np.float32).reshape(2, 2))
+        >>> with FusedProducts(pt.init(), staging_bytes=1 << 20) as products:
+        ...     products.all_gather_matmul(a, a, rows=[2]).sync().numpy().tolist()
+        [[2.0, 3.0], [6.0, 11.0]]
+        """
+        name = "all_gather_matmul"
+        self._check_open(name)
+        self._factors(name, a, b)
+        shares = self._shares(f"{name}: rows", rows, a.shape[0])
+        total, me = sum(shares), self.group.rank
+        c = self._output(name, out, (total, b.shape[1]), a)
+        self._check_staging(name, total * a.shape[1] * a.dtype.itemsize, "the gathered rows")
+        bm, bn, bk, stages = self._tiles(a, max(shares), b.shape[1], a.shape[1])
+        # Chunks are whole moved tiles, and no more of them than there are words.
+        mr = min(MOVED[0], power_of_two(max(shares)))
+        chunk = max(power_of_two(-(-max(shares) // MOST_CHUNKS)), min(bm, power_of_two(max(shares))), mr)
+        first = sum(shares[:me])
+        last = first + shares[me]
+        cut = [
+            part.partition((bm, bn)).persistent(programs=self.programs, swizzle=8, spare=self.movers)
+            for part in (c[first:last], c[last:], c[:first])
+        ]
+        launch = fused_kernels.gather_gemm(
+            *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (total, a.shape[1])), self._arrived,
+            self._turn, self._starts(shares), CHUNK=chunk, MR=mr, MC=min(MOVED[1], power_of_two(a.shape[1])),
+            MOVERS=self.movers, BK=bk, STAGES=stages,
+        )  # fmt: skip
+        return launch.map(lambda *_: c)
+
+    # ---------------------------------------------------------------- reductions
+
+    def matmul_reduce_scatter(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+        inner: Sequence[int] | None = None,
+    ) -> DeviceOp[Tensor]:
+        """out = this rank's rows of the sum over the ranks of a @ b.
+
+        a [m, k], b [k, columns] of one dtype, m and columns the same on every rank. Rank r gets `rows[r]` rows, in
+        rank order (default: m / ranks each); out [rows[rank], columns] of the factors' dtype. `inner` says the k of
+        each rank, where they differ; 0 is fine. Parts are added in rank order in f32, so the result is the same on every run.
+
+        >>> import numpy as np, peertile as pt
+        >>> from peertile.library.fused import FusedProducts
+        >>> a = pt.asarray(np.arange(4, dtype=np.float32).reshape(2, 2))
+        >>> with FusedProducts(pt.init(), staging_bytes=1 << 20) as products:
+        ...     products.matmul_reduce_scatter(a, a).sync().numpy().tolist()
+        [[2.0, 3.0], [6.0, 11.0]]
+        """
+        name = "matmul_reduce_scatter"
+        self._check_open(name)
+        self._factors(name, a, b)
+        m, columns, size = a.shape[0], b.shape[1], self.group.size
+        if rows is None and m % size:
+            raise ArgumentError(
+                f"{name}: a: expected a number of rows that {size} ranks divide, got {m}; "
+                "say with rows how many each rank gets"
+            )
+        shares = self._shares(f"{name}: rows", [m // size] * size if rows is None else rows, None)
+        if sum(shares) != m:
+            raise ArgumentError(f"{name}: rows: expected a sum of {m}, the rows of a, got {sum(shares)}")
+        c = self._output(name, out, (shares[self.group.rank], columns), a)
+        inners = self._shares(f"{name}: inner", inner, a.shape[1])
+        bm, bn, bk, stages = self._tiles(a, max(shares), columns, max(inners))
+        inbox = self._inbox(name, max(shares), columns, bm, bn)
+        launch = fused_kernels.gemm_scatter(
+            c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
+            self._starts(shares), BK=bk, STAGES=stages,
+        )  # fmt: skip
+        return launch.map(lambda *_: c)
+
+    def matmul_all_reduce(
+        self, a: Tensor, b: Tensor, out: Tensor | None = None, *, inner: Sequence[int] | None = None
+    ) -> DeviceOp[Tensor]:
+        """out = the sum over the ranks of a @ b, the same bits on every rank.
+
+        a [m, k], b [k, columns] of one dtype, m and columns the same on every rank; out [m, columns] of the factors'
+        dtype. `inner` says the k of each rank, where they differ. Every part goes to every rank, which is for few rows: a step of decoding.
+        For many rows a reduce-scatter moves less.
+
+        >>> import numpy as np, peertile as pt
+        >>> from peertile.library.fused import FusedProducts
+        >>> a = pt.asarray(np.ones((1, 3), np.float32))
+        >>> with FusedProducts(pt.init(), staging_bytes=1 << 20) as products:
+        ...     products.matmul_all_reduce(a, a.permute(1, 0)).sync().numpy().tolist()
+        [[3.0]]
+        """
+        name = "matmul_all_reduce"
+        self._check_open(name)
+        self._factors(name, a, b)
+        m, columns = a.shape[0], b.shape[1]
+        c = self._output(name, out, (m, columns), a)
+        inners = self._shares(f"{name}: inner", inner, a.shape[1])
+        bm, bn, bk, stages = self._tiles(a, m, columns, max(inners))
+        inbox = self._inbox(name, m, columns, bm, bn)
+        launch = fused_kernels.gemm_reduce(
+            c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
+            BK=bk, STAGES=stages,
+        )  # fmt: skip
+        return launch.map(lambda *_: c)
+
+    # ---------------------------------------------------------------- arguments
+
+    def _factors(self, name: str, a: Any, b: Any) -> None:
+        check_shape(f"{name}: a", a, self.device, FLOATS, ("rows", "inner"))
+        check_shape(f"{name}: b", b, self.device, (a.dtype,), (a.shape[1], "columns"))
+
+    def _output(self, name: str, out: Any, shape: tuple[int, ...], a: Tensor) -> Tensor:
+        if out is None:
+            return self.device.empty(shape, a.dtype)
+        return check_shape(f"{name}: out", out, self.device, (a.dtype,), shape)
+
+    def _check_staging(self, name: str, need: int, what: str) -> None:
+        if need > self.staging_bytes:
+            raise ArgumentError(
+                f"{name}: expected {what} to fit into {self.staging_bytes} bytes of staging, got {need}; "
+                f"make the communicator with staging_bytes={need}"
+            )
+
+    def _inbox(self, name: str, rows: int, columns: int, bm: int, bn: int) -> Any:
+        """The staging as tiles: for each tile of a rank's result one from every rank."""
+        tiles = -(-rows // bm) * -(-columns // bn)
+        if tiles > MOST_TILES:
+            raise ArgumentError(
+                f"{name}: expected a result of at most {MOST_TILES} tiles of {bm} x {bn} for a rank, got {tiles}; "
+                "split the columns of b"
+            )
+        shape = (max(tiles, 1) * self.group.size, bm, bn)
+        self._check_staging(name, shape[0] * bm * bn * self.partials.itemsize, "the parts of the sum")
+        return self._seen_as(self._staging, self.partials, shape)
+
+    def _tiles(self, a: Tensor, rows: int, columns: int, inner: int) -> tuple[int, int, int, int]:
+        """Rows, columns and inner extent of a tile, and buffers: as measured for products, no larger than these."""
+        on_gpu = self.device.driver.kind is DriverKind.CUDA
+        way = choose_product(self.device.target or "cpu", a.dtype.name, rows)
+        least = LEAST_ON_GPU if on_gpu else 1
+        extents = zip((*way.tile, way.inner), (rows, columns, inner), strict=True)
+        bm, bn, bk = (max(min(most, power_of_two(n)), least) for most, n in extents)
+        return bm, bn, bk, way.stages

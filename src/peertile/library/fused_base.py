@@ -1,0 +1,190 @@
+"""What the communicators of fused kernels share: the heap, the meeting of the ranks, turns, and checks of arguments.
+
+A communicator is made, used and closed by all ranks in the same order, as `Collectives` is. It owns its channels and
+its staging in a symmetric heap; all launches of one have the same number of programs. No kernel is launched here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from peertile.comm.group import Group
+from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
+from peertile.dtypes import DType, bf16, f16, f32, i64, u64
+from peertile.errors import ArgumentError, UsageError
+from peertile.runtime.device import Device
+from peertile.runtime.driver import DriverKind
+from peertile.runtime.registry import current_device
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["FLOATS", "FusedBase", "check_count", "check_shape", "power_of_two"]
+
+FLOATS = (f32, f16, bf16)
+"""Types of factors and rows. Sums are f32."""
+OVERHEAD_BYTES = 1 << 18
+"""Of a heap that the communicator makes: for words, and for what alignment leaves."""
+MOST_WORKERS = 256
+"""Programs that compute, at most: words are laid out for so many."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n.
+
+    >>> power_of_two(5), power_of_two(0)
+    (8, 1)
+    """
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def check_count(what: str, value: Any, least: int = 1) -> int:
+    """`value`, an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ArgumentError(f"{what}: expected an integer >= {least}, got {value!r}")
+    return int(value)
+
+
+def check_shape(
+    what: str, t: Any, device: Device, dtypes: Sequence[DType], axes: Sequence[str | int]
+) -> Tensor:
+    """`t`, a tensor on `device` of one of `dtypes` whose axes are as said: a number is an extent, a name any."""
+    if not isinstance(t, Tensor):
+        raise ArgumentError(f"{what}: expected a Tensor, got {type(t).__name__}; pt.asarray makes one")
+    if t.device is not device:
+        raise ArgumentError(f"{what} is on {t.device.name}, the communicator on {device.name}; copy it there")
+    if t.dtype not in dtypes:
+        raise ArgumentError(f"{what}: expected {' or '.join(d.name for d in dtypes)}, got {t.dtype}")
+    fits = len(t.shape) == len(axes) and all(
+        isinstance(want, str) or want == got for want, got in zip(axes, t.shape, strict=True)
+    )
+    if not fits:
+        raise ArgumentError(f"{what}: expected [{', '.join(map(str, axes))}], got {list(t.shape)}")
+    return t
+
+
+class FusedBase:
+    """The part of a communicator that does not depend on what it computes.
+
+    `where`: a group, which then gets a heap of its own, or a heap. `movers` programs of each launch move data, and
+    `workers` compute (default: what the device gives each rank).
+    """
+
+    def __init__(
+        self, where: Group | SymmetricHeap, *, staging_bytes: int, movers: int, workers: int | None, agreed: object
+    ) -> None:
+        name = type(self).__name__
+        self._name = name
+        self.group = group = where if isinstance(where, Group) else where.group
+        device = current_device() if isinstance(where, Group) else where.device
+        check_count(f"{name}: movers", movers, 0)
+        if workers is not None and check_count(f"{name}: workers", workers) > MOST_WORKERS:
+            raise ArgumentError(f"{name}: workers: expected at most {MOST_WORKERS}, got {workers}")
+        on_gpu = device.driver.kind is DriverKind.CUDA
+        executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
+        place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
+        said = [f.decode().split("|") for f in group.exchange(f"{executors}|{place}".encode(), name)]
+        # Ranks of one process on one GPU have to be resident there together: whoever waits must not keep out whom it
+        # waits for.
+        sharers = max(Counter(place for _, place in said).values())
+        own = max(1, min(int(count) for count, _ in said) // sharers)
+        if workers is None:
+            workers = min(max(1, own - movers if on_gpu else own), MOST_WORKERS)
+        self.movers, self.workers = movers, workers
+        self.programs = movers + workers
+        """Programs of every launch: the first `movers` of them move data."""
+        group.agree((self.programs, movers, agreed), f"{name}(...)")
+        self._owns_heap = isinstance(where, Group)
+        if isinstance(where, Group):
+            words = 64 * self.programs * group.size + OVERHEAD_BYTES
+            self.heap = SymmetricHeap(group, size_bytes=staging_bytes + words)
+        else:
+            self.heap = where
+        self.device: Device = self.heap.device
+        self._hello = self.heap.mailbox(tile=1, dtype=u64, programs=self.programs)
+        self._turn = self.heap.zeros((self.programs,), i64)
+        self._objects: list[Any] = [self._hello, self._turn]
+        self._words: list[SymmetricTensor] = [self._turn]
+        self._offsets: dict[tuple[int, ...], Tensor] = {}
+        self._closed = False
+        group.on_recover(self._recover)
+
+    # ---------------------------------------------------------------- life
+
+    def _own(self, item: Any, *, is_words: bool = False) -> Any:
+        """Remember an object of the heap, to give it back; words start from zero again when the group recovers."""
+        self._objects.append(item)
+        if is_words:
+            self._words.append(item)
+        return item
+
+    def _recover(self) -> None:
+        """Turns may differ between ranks after a failure; words that count from zero again agree."""
+        if self._closed:
+            self._give_back()
+            return
+        for words in self._words:
+            words.copy_from(np.zeros(words.shape, np.int64))
+
+    def close(self) -> None:
+        """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
+        that is not the communicator's own comes back when the group recovers."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_heap:
+            self.group.forget_recover(self._recover)
+            self.heap.close()
+        elif self.group.failure() is None:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._objects:
+            self.heap.free(self._objects[0])
+            del self._objects[0]
+        self.group.forget_recover(self._recover)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.group.size > 1:
+            # A rank that leaves on an exception must not leave its peers in the barrier of close.
+            self.group.fail(f"{type(error).__name__}: {error}")
+        self.close()
+
+    # ---------------------------------------------------------------- arguments
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: the communicator was closed; use it before that")
+
+    def _seen_as(self, base: SymmetricTensor, dtype: DType, shape: tuple[int, ...]) -> SymmetricTensor:
+        """Staging bytes as a tensor."""
+        return SymmetricTensor(self.heap, base.storage, dtype, shape, base.offset)
+
+    def _shares(self, what: str, counts: Sequence[int] | None, own: int | None) -> tuple[int, ...]:
+        """Rows of each rank: `counts` checked, or as many as this rank has; `own` is what this rank must have."""
+        n, me = self.group.size, self.group.rank
+        if counts is None:
+            assert own is not None
+            return (own,) * n
+        shares = tuple(int(c) for c in counts if isinstance(c, int | np.integer) and c >= 0)
+        if len(counts) != n or len(shares) != n:
+            raise ArgumentError(f"{what}: expected {n} integers >= 0, one for each rank, got {list(counts)!r}")
+        if own is not None and shares[me] != own:
+            raise ArgumentError(f"{what}: expected {own} for rank {me}, which has so many, got {shares[me]}")
+        return shares
+
+    def _starts(self, shares: tuple[int, ...]) -> Tensor:
+        """Where the rows of each rank begin, and the end, on the device."""
+        found = self._offsets.get(shares)
+        if found is None:
+            found = self._offsets[shares] = self.device.asarray(np.cumsum([0, *shares]), i64)
+        return found

@@ -1,0 +1,349 @@
+"""One decision: every candidate verified, then measured, in step with the other ranks of the group. Keeps no state
+between decisions but what `store.py` writes.
+
+Everything a rank does goes through `_together`: it acts, then all ranks say how it went. So every rank knows the same
+figures and takes the same next step, and a failure on one rank is a fact about the candidate on all of them. A rank
+that fails inside an operation marks the group as failed, which releases the others from their waits; then all recover.
+Only a rank that is gone for good ends the decision, with PeerFailed everywhere. Every wait is the group's, and bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from peertile.comm.group import Group, describe
+from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UnsupportedError
+from peertile.runtime.op import DeviceOp
+from peertile.runtime.tensor import Tensor
+from peertile.tuning.outputs import Arrays, Saved, arrays_of, difference, outputs_among, spoil, tensors_of
+from peertile.tuning.rules import Rules, batch_calls, finalists, group_medians, order, winner
+from peertile.tuning.store import Question, Store, provenance
+
+__all__ = ["Decision", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What tuning found for one key.
+
+    `index` and `name` say which candidate won; `seconds` are the medians by candidate, of the slowest rank, from the
+    last rounds that the candidate took part in; `dropped` says why candidates are out; `path` is the file that keeps it,
+    None where nothing is kept; `is_new` whether anything was measured for it now.
+    """
+
+    index: int
+    name: str
+    seconds: dict[str, float]
+    dropped: dict[str, str]
+    path: Path | None
+    is_new: bool
+
+
+class _Said(NamedTuple):
+    """What a rank says after it acted: why it failed, a number, seconds since the decision began."""
+
+    error: str | None
+    value: float
+    elapsed_s: float
+
+
+class Session:
+    """The making of one decision. `make(k)` builds the operation of candidate k anew, `outputs(result)` picks what is
+    compared of its result, `reference()` gives the expected arrays, if the user said so."""
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        question: Question,
+        make: Callable[[int], DeviceOp[Any]],
+        outputs: Callable[[Any], Any],
+        reference: Callable[[], Any] | None,
+        arguments: Sequence[Tensor],
+        group: Group | None,
+        store: Store,
+        rules: Rules,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.names = names
+        self.question = question
+        self.make = make
+        self.outputs = outputs
+        self.reference = reference
+        self.arguments = arguments
+        self.group = group if group is not None and group.size > 1 else None
+        self.store = store
+        self.rules = rules
+        self.clock = clock
+        self._begin = clock()
+        self._saved: Saved | None = None
+        self._expected: Arrays | None = None
+        self._oracle: int | None = None
+        self._spoils: bool | None = None
+        self._record: dict[str, Any] = {}
+        self._is_over = False
+
+    # ---------------------------------------------------------------- the course
+
+    def decide(self) -> Decision:
+        """Collective where there is a group. UnsupportedError if no candidate is right."""
+        self._record = self._load()
+        if self._record.get("winner") is not None:
+            return self._decision(is_new=False)
+        self._saved = Saved(self.arguments)
+        try:
+            self._measure()
+        finally:
+            self._saved.put_back()
+        return self._decision(is_new=True)
+
+    def _load(self) -> dict[str, Any]:
+        """The record of rank 0, finished or not, on every rank: they may see different disks."""
+        import json  # takes 2 ms, which `import peertile` does not pay
+
+        fresh: dict[str, Any] = {
+            **{"winner": None, "verdicts": {}, "calls": {}, "screen": {}, "final": {}, "is_cut_short": False},
+            "measured": [],
+        }
+        if self.group is None:
+            return self.store.read(self.question) or fresh
+        self.group.agree(tuple(sorted(self.question.items())), f"what autotune({self.name}) is asked")
+        found = self.store.read(self.question) if self.group.rank == 0 else None
+        text = self.group.broadcast(json.dumps(found).encode(), f"autotune({self.name}): the record")
+        return json.loads(text) or fresh
+
+    def _measure(self) -> None:
+        verdicts: dict[str, str | None] = self._record["verdicts"]
+        self._record["measured"] = [*self._record["measured"], provenance()]
+        for k in range(len(self.names)):
+            if str(k) in verdicts or (self._is_over and any(v is None for v in verdicts.values())):
+                continue
+            verdicts[str(k)], seconds = self._verify(k)
+            if verdicts[str(k)] is None:
+                self._record["calls"][str(k)] = batch_calls(seconds, self.rules.batch_s)
+            self._write()
+        self._expected = None
+        right = self._right()
+        if not right:
+            reasons = "; ".join(f"{self.names[int(k)]}: {why}" for k, why in verdicts.items())
+            raise UnsupportedError(f"autotune({self.name}): no candidate is left: {reasons}")
+        self._rounds("screen", right, self.rules.screen)
+        if len(self._right()) > 1 and not self._is_over:
+            medians = self._medians("screen", self._right())
+            self._rounds("final", finalists(medians, self.rules.close), self.rules.rounds)
+        left = self._right()
+        if not left:
+            reasons = "; ".join(f"{self.names[int(k)]}: {why}" for k, why in verdicts.items() if why)
+            raise UnsupportedError(f"autotune({self.name}): no candidate is left: {reasons}")
+        # A final of one round less than planned still counts: every finalist has figures of the same rounds.
+        medians = self._medians("final", left) or self._medians("screen", left)
+        self._record["winner"] = winner(medians, self.rules.tie) if medians else left[0]
+        self._record["is_cut_short"] = self._is_over
+        self._write()
+
+    def _right(self) -> list[int]:
+        """Candidates that were verified and have not failed since, as listed."""
+        return [k for k in range(len(self.names)) if self._record["verdicts"].get(str(k), "") is None]
+
+    def _medians(self, stage: str, candidates: Sequence[int]) -> dict[int, float]:
+        figures = self._record[stage]
+        return group_medians({k: figures[str(k)] for k in candidates if figures.get(str(k))})
+
+    def _rounds(self, stage: str, candidates: Sequence[int], rounds: int) -> None:
+        """Whole rounds only: what an interruption or the end of the budget cuts is not counted."""
+        figures: dict[str, list[list[float]]] = self._record[stage]
+        done = min((len(figures.get(str(k), ())) for k in candidates), default=0)
+        for k in candidates:
+            figures[str(k)] = figures.get(str(k), [])[:done]
+        for turn in range(done, rounds):
+            new: dict[int, list[float]] = {}
+            for k in order([k for k in candidates if k in self._right()], turn):
+                if self._is_over:
+                    return
+                said, error = self._together(lambda k=k: self._batch(k), f"timing of {self.names[k]}")
+                if error is not None:
+                    self._record["verdicts"][str(k)] = error
+                    figures.pop(str(k), None)
+                    continue
+                new[k] = [s.value for s in said]
+            for k, seconds in new.items():
+                figures[str(k)].append(seconds)
+            self._write()
+
+    # ---------------------------------------------------------------- one candidate
+
+    def _verify(self, k: int) -> tuple[str | None, float]:
+        """Why candidate k is out, or None and the seconds of one call on the slowest rank."""
+        if self._expected is None:
+            error = self._expect(k)
+            if error is not None:
+                return error, 0.0
+        _, error = self._together(lambda: self._check(k, spoiled=False), f"first run of {self.names[k]}")
+        if error is None and self._spoils:
+            _, error = self._together(lambda: self._check(k, spoiled=True), f"second run of {self.names[k]}")
+        if error is not None:
+            return error, 0.0
+        said, error = self._together(lambda: self._batch(k, calls=1), f"a call of {self.names[k]}")
+        return error, max(s.value for s in said) if error is None else 0.0
+
+    def _expect(self, k: int) -> str | None:
+        """Make the expected arrays: of the reference, else of candidate k, which is the first that works. Find out
+        whether what was in the outputs before matters: only where it does not, they can be spoiled."""
+        by_user = self.reference is not None
+        expected: list[Arrays] = []
+
+        def first() -> float:
+            assert self._saved is not None
+            self._saved.put_back()
+            expected.append(self._referred(k))
+            if not expected[0]:
+                raise ArgumentError(
+                    f"autotune({self.name}): expected a result with tensors, arrays or numbers, as candidates are compared "
+                    "by it, got none; return the output from the operation"
+                )
+            return 0.0
+
+        _, error = self._together(first, "the reference" if by_user else f"first run of {self.names[k]}")
+        if error is not None:
+            if by_user:
+                raise UnsupportedError(f"autotune({self.name}): the reference failed: {error}")
+            return error
+        again: list[Arrays] = []
+
+        def second() -> float:
+            assert self._saved is not None
+            self._saved.put_back()
+            written = outputs_among(self._run(k), self.arguments)
+            self._saved.put_back()
+            if written:
+                spoil(written)
+                again.append(self._referred(k))
+            return float(not written or difference(again[0], expected[0], self.rules.tolerance) is None)
+
+        said, error = self._together(second, f"second run of {self.names[k]}")
+        if error is not None:
+            return error
+        self._expected = expected[0]
+        self._spoils = all(s.value for s in said)
+        return None
+
+    def _referred(self, k: int) -> Arrays:
+        if self.reference is None:
+            return self._arrays(self._run(k))
+        result = self.reference()
+        return arrays_of(result.sync() if isinstance(result, DeviceOp) else result)
+
+    def _run(self, k: int) -> Any:
+        op = self.make(k)
+        if not isinstance(op, DeviceOp):
+            raise ArgumentError(
+                f"autotune({self.name}): expected the function to return an operation, got {type(op).__name__} for "
+                f"candidate {self.names[k]}"
+            )
+        return self.outputs(op.sync())
+
+    def _arrays(self, result: Any) -> Arrays:
+        """The contents of a result. What lies in memory of its own is spoiled, which the next candidate may get."""
+        arrays = arrays_of(result)
+        written = {id(t) for t in outputs_among(result, self.arguments)}
+        spoil(t for t in tensors_of(result) if id(t) not in written)
+        return arrays
+
+    def _check(self, k: int, *, spoiled: bool) -> float:
+        assert self._saved is not None and self._expected is not None
+        self._saved.put_back()
+        if spoiled:
+            written = outputs_among(self._run(k), self.arguments)
+            self._saved.put_back()
+            spoil(written)
+        wrong = difference(self._arrays(self._run(k)), self._expected, self.rules.tolerance)
+        if wrong is not None:
+            raise _Wrong(wrong)
+        return 0.0
+
+    def _batch(self, k: int, calls: int | None = None) -> float:
+        """Seconds of a call: the mean over a batch, behind one call that does not count."""
+        assert self._saved is not None
+        if self._spoils is False:
+            self._saved.put_back()  # what it works on is what it worked on last; so that it does not grow
+        count = int(self._record["calls"][str(k)]) if calls is None else calls
+        self.make(k).sync()
+        start = self.clock()
+        for _ in range(count):
+            self.make(k).sync()
+        return (self.clock() - start) / count
+
+    # ---------------------------------------------------------------- in step
+
+    def _together(self, action: Callable[[], float], what: str) -> tuple[list[_Said], str | None]:
+        """`action` here, then what every rank says; and why it failed, by the first rank where it did."""
+        error: str | None = None
+        value = 0.0
+        try:
+            value = action()
+        except Exception as problem:
+            error = describe(problem) if not isinstance(problem, _Wrong) else str(problem)
+            # What is wrong after its end holds nobody up; anything else may have left the others waiting for us.
+            if self.group is not None and not isinstance(problem, _Wrong) and self.group.failure() is None:
+                self.group.fail(f"{what} in autotune({self.name}): {error}")
+        except BaseException as problem:  # an interruption: the others must not wait for a rank that leaves
+            if self.group is not None and self.group.failure() is None:
+                self.group.fail(f"{what} in autotune({self.name}): {describe(problem)}")
+            raise
+        said = self._exchange(_Said(error, value, self.clock() - self._begin), what)
+        self._is_over = self._is_over or max(s.elapsed_s for s in said) > self.rules.budget_s
+        return said, self._blamed(said)
+
+    def _blamed(self, said: Sequence[_Said]) -> str | None:
+        failed = [(rank, s.error) for rank, s in enumerate(said) if s.error is not None]
+        if not failed:
+            return None
+        # Who was released because of another rank is not the cause.
+        rank, error = next((f for f in failed if not f[1].startswith("PeerFailed")), failed[0])
+        return error if self.group is None else f"rank {rank}: {error}"
+
+    def _exchange(self, mine: _Said, what: str) -> list[_Said]:
+        import json
+
+        if self.group is None:
+            return [mine]
+        call = f"autotune({self.name}): {what}"
+        payload = json.dumps(mine).encode()
+        try:
+            replies = self.group.exchange(payload, call)
+        except PeerFailed:
+            self.group.recover()  # PeerFailed where a rank is gone: there is no group to decide for
+            replies = self.group.exchange(payload, call)
+        except SymmetryError:
+            # Another rank was still in a collective call of the candidate's own, and was sent out of it just now.
+            replies = self.group.exchange(payload, call)
+        return [_Said(*json.loads(reply)) for reply in replies]
+
+    # ---------------------------------------------------------------- the record
+
+    def _write(self) -> None:
+        if self.group is None or self.group.rank == 0:
+            self._record["measured"][-1]["seconds"] = round(self.clock() - self._begin, 3)
+            self.store.write(self.question, self._record)
+
+    def _decision(self, *, is_new: bool) -> Decision:
+        right = self._right()
+        seconds = self._medians("screen", right) | self._medians("final", right)
+        dropped = {self.names[int(k)]: why for k, why in self._record["verdicts"].items() if why is not None}
+        index = int(self._record["winner"])
+        return Decision(
+            index,
+            self.names[index],
+            {self.names[k]: seconds[k] for k in sorted(seconds)},
+            dropped,
+            self.store.path(self.question),
+            is_new,
+        )
+
+
+class _Wrong(Exception):
+    """A candidate ran to its end and was wrong."""
