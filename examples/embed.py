@@ -171,7 +171,7 @@ class WordPiece:
         spaced = []
         for char in unicodedata.normalize("NFD", text).lower():
             kind = unicodedata.category(char)
-            if char in "\t\n\r" or kind == "Zs":
+            if char in "\t\n\r" or kind[0] == "Z":
                 spaced.append(" ")
             elif kind == "Mn" or kind[0] == "C" or char == "\N{REPLACEMENT CHARACTER}":
                 continue

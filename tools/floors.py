@@ -89,7 +89,14 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),
         ),
     ),
-    ("F6 library", (Folder("library", 60, ("library",), "programs written in the public language only"),)),
+    (
+        "F6 library",
+        (
+            Folder("tuning", 59, ("tuning",), "which of several ways is the fastest here, one answer for all ranks"),
+            Folder("library", 60, ("library",), "programs written in the public language only"),
+            Folder("torch", 61, ("torch",), "the library on torch tensors and torch process groups, with gradients"),
+        ),
+    ),
     (
         "F7 edges",
         (
@@ -110,7 +117,7 @@ HEAVY: dict[str, tuple[tuple[str, ...], bool]] = {
     "rich": (("cli.",), False),
     "typer": (("cli.",), False),
     "cuda": ((), True),
-    "torch": ((), True),
+    "torch": (("torch",), False),
     "triton": (("backends.cuda.triton_compile",), True),
 }
 

@@ -76,12 +76,14 @@ from peertile.runtime.registry import current_device, open_device, use_device
 from peertile.runtime.schedule import PerDevice, RoundRobin, SchedulingPolicy, SingleStream
 from peertile.runtime.stream import Event, Stream, leaked_submissions, live_submissions
 from peertile.runtime.tensor import FrozenTensor, Partition, Tensor, TensorView
+from peertile.tuning import Autotuned, autotune
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AllocationError",
     "ArgumentError",
+    "Autotuned",
     "Barrier",
     "CaptureScope",
     "CompileError",
@@ -135,6 +137,7 @@ __all__ = [
     "WaitTimeout",
     "arange",
     "asarray",
+    "autotune",
     "bf16",
     "bool_",
     "capture",

@@ -37,7 +37,7 @@ def test_the_launch_is_refused_with_the_number_that_fits() -> None:
 
     (verdict,) = check(main, 1, schedules=1, resident=2).verdicts
     assert verdict.headline == (
-        "host: rank 0 raised LaunchError: meet: its 3 programs wait for each other and must be resident at once, "
+        "launch: rank 0: LaunchError: meet: its 3 programs wait for each other and must be resident at once, "
         "sim:0 holds 2 of them; use a grid of at most 2 programs"
     )
     assert check(main, 1, schedules=5, resident=3).clean

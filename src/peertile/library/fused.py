@@ -113,7 +113,7 @@ class FusedProducts(FusedBase):
         ]
         launch = fused_kernels.gather_gemm(
             *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (total, a.shape[1])), self._arrived,
-            self._turn, self._starts(shares), CHUNK=chunk, MR=mr, MC=min(MOVED[1], power_of_two(a.shape[1])),
+            self._turn, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr, MC=min(MOVED[1], power_of_two(a.shape[1])),
             MOVERS=self.movers, BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
@@ -160,7 +160,7 @@ class FusedProducts(FusedBase):
         inbox = self._inbox(name, max(shares), columns, bm, bn)
         launch = fused_kernels.gemm_scatter(
             c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
-            self._starts(shares), BK=bk, STAGES=stages,
+            self._starts(shares), self._number(shares, inners, columns), BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -190,7 +190,7 @@ class FusedProducts(FusedBase):
         inbox = self._inbox(name, m, columns, bm, bn)
         launch = fused_kernels.gemm_reduce(
             c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
-            BK=bk, STAGES=stages,
+            self._number(m, inners, columns), BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 

@@ -17,11 +17,12 @@ from peertile.kernel import kernel
 __all__ = ["gather_gemm", "gemm_reduce", "gemm_scatter"]
 
 
-def meet(hello: T.Mailbox) -> None:
-    """Every rank is here, and called the same."""
-    hello.post(T.zeros((1,), T.u64))
-    for _ in hello.collect():
-        pass
+def meet(hello: T.Mailbox, agreed: T.Tile) -> None:
+    """Every rank is here, and called the same: `agreed` stands for what has to be equal, by a number from 0 on."""
+    if agreed >= 0:  # always, and so it is part of the signature that peers compare
+        hello.post(T.zeros((1,), T.u64))
+        for _ in hello.collect():
+            pass
 
 
 def product(
@@ -74,7 +75,7 @@ def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile,
 @kernel
 def gather_gemm(
     own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox,
-    gathered: T.Peer, arrived: T.Peer, turn: T.Peer, starts: T.Shared,
+    gathered: T.Peer, arrived: T.Peer, turn: T.Peer, starts: T.Shared, agreed: T.i64,
     CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
     BK: T.Const[int], STAGES: T.Const[int],
 ) -> None:  # fmt: skip
@@ -87,7 +88,7 @@ def gather_gemm(
     start, stop = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
     total, inner = T.ld(starts, (n,)), a.shape[1]
     if p < MOVERS:
-        meet(hello)
+        meet(hello, agreed)
         send_rows(a, gathered, arrived, start, epoch, CHUNK, MR, MC, MOVERS)
     for tile in own.tiles():
         tile.store(product(a, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
@@ -109,7 +110,7 @@ def gather_gemm(
 @kernel
 def gemm_scatter(
     out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal, starts: T.Shared,
-    BK: T.Const[int], STAGES: T.Const[int],
+    agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int],
 ) -> None:  # fmt: skip
     """The rows of this rank in the sum over the ranks of a @ b. What others own is computed first and goes straight
     into their inbox; one's own comes last, when the others' parts have had time to arrive. Summed in rank order.
@@ -121,8 +122,7 @@ def gemm_scatter(
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     inner = a.shape[1]
-    if a.shape[0] + b.shape[1] >= 0:  # always, and so the extents are part of the signature
-        meet(hello)
+    meet(hello, agreed)
     for d in T.range(1, n):
         to = (me + d) % n
         first, last = T.ld(starts, (to,)), T.ld(starts, (to + 1,))
@@ -149,15 +149,14 @@ def gemm_scatter(
 @kernel
 def gemm_reduce(
     out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal,
-    BK: T.Const[int], STAGES: T.Const[int],
+    agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int],
 ) -> None:  # fmt: skip
     """The sum over the ranks of a @ b, the same bits on every rank: each part goes to everybody as soon as it is
     computed, and everybody adds the same numbers in the same order. Inbox and signal as of gemm_scatter."""
     me, n = inbox.rank, inbox.num_ranks
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
-    if out.shape[0] + out.shape[1] >= 0:  # always, and so the extents are part of the signature
-        meet(hello)
+    meet(hello, agreed)
     for tile in out.tiles():
         t = tile.index[0] * columns + tile.index[1]
         part = product(a, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES)

@@ -64,7 +64,7 @@ class Autotuned(Generic[C]):
         self._lock = threading.Lock()
         self._alone: dict[Any, tuple[Decision, C]] = {}
         self._by_group: weakref.WeakKeyDictionary[Group, dict[Any, tuple[Decision, C]]] = weakref.WeakKeyDictionary()
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())  # not the attributes of a kernel
 
     def __repr__(self) -> str:
         return f"<autotuned {self.name}>"
@@ -78,7 +78,7 @@ class Autotuned(Generic[C]):
         return self._decide(args, kwargs)[0]
 
     def forget(self, *args: Any, **kwargs: Any) -> None:
-        """Forget the decision for calls like this one, on disk too, so that the next one measures. Every rank does so."""
+        """Forget the decision for calls like this one, on disk too: the next one measures. Call it on every rank."""
         group = self._group_of(args, kwargs)
         key = repr(self._key(*args, **kwargs))
         self._known(group).pop(key, None)
@@ -157,7 +157,7 @@ class Autotuned(Generic[C]):
         unstable = next((name for name in names if " at 0x" in name), None)
         if unstable is not None:
             raise ArgumentError(
-                f"autotune({self.name}): candidates: expected a repr that is the same in every process, as a decision is "
+                f"autotune({self.name}): candidates: expected a repr that is the same in every process, as decisions are "
                 f"kept by it, got {unstable}; use plain values, enums, dataclasses or functions of a module"
             )
         return given, names
@@ -166,7 +166,6 @@ class Autotuned(Generic[C]):
         functions: list[Callable[..., Any] | None] = [self.function, self._reference]
         if not callable(self._candidates):
             functions += [c for c in self._candidates if callable(c)]
-        target = host_target()
         device = current_device()
         return {
             "name": self.name,
@@ -175,7 +174,7 @@ class Autotuned(Generic[C]):
             "source": source_of(functions),
             "rules": repr(self.rules),
             "target": f"{device.driver.kind.value} {device.target or ''} {device.capabilities.executors}",
-            "machine": f"{target.arch} {target.name} {target.vector_bits}",
+            "machine": host_target().key,
             "ranks": 1 if group is None else group.size,
             "model": "alone" if group is None else group.model.value,
         }
@@ -202,10 +201,10 @@ def autotune(
 
     candidates: a list, or a function of the arguments that gives one; the first listed wins a tie. key: what the
     decision depends on, shapes and dtypes mostly; its repr is compared, and is the same on every rank. reference: a
-    function of the arguments that gives what is right, as arrays or as an operation; without it the first candidate that
-    works is the reference. group: the ranks that run it together, or a function of the arguments that gives them; all of
-    them take one winner, and the first call for a key is collective. folder: where decisions are kept, by default in
-    PEERTILE_CACHE_DIR. clock: seconds.
+    function of the arguments that gives what is right, as arrays or as an operation; without it the first candidate
+    that works is the reference. group: the ranks that run it together, or a function of the arguments that gives them;
+    all of them take one winner, and the first call for a key is collective. folder: where decisions are kept, by
+    default in PEERTILE_CACHE_DIR. clock: seconds.
 
     An operation must be repeatable: candidates run many times on the arguments of the first call. What they held is put
     back in the end. A candidate that fails or differs on any rank is out on every rank. ArgumentError for arguments

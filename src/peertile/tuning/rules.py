@@ -22,9 +22,9 @@ class Rules:
 
     `screen` rounds over all candidates, then `rounds` over those whose median is within `close` times the best: in each
     round every candidate runs one batch of calls, about `batch_s` seconds, and every other round goes backwards. A
-    candidate within `tie` of the best counts as equal to it, and the first listed of the equal ones wins. After `budget_s`
-    seconds the decision is made with what has been measured. `tolerance`: how far a float may be from the reference,
-    relative to its own size and to that of a typical element; None for what suits the element type.
+    candidate within `tie` of the best counts as equal to it, and the first listed of the equal ones wins. After
+    `budget_s` seconds the decision is made with what has been measured. `tolerance`: how far a float may be from the
+    reference, relative to its own size and to that of a typical element; None for what suits the element type.
     """
 
     screen: int = 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +31,8 @@ class Decision:
     """What tuning found for one key.
 
     `index` and `name` say which candidate won; `seconds` are the medians by candidate, of the slowest rank, from the
-    last rounds that the candidate took part in; `dropped` says why candidates are out; `path` is the file that keeps it,
-    None where nothing is kept; `is_new` whether anything was measured for it now.
+    last rounds that the candidate took part in; `dropped` says why candidates are out; `path` is the file that keeps
+    it, None where nothing is kept; `is_new` whether anything was measured for it now.
     """
 
     index: int
@@ -83,7 +84,10 @@ class Session:
         self._saved: Saved | None = None
         self._expected: Arrays | None = None
         self._oracle: int | None = None
+        self._written: list[Tensor] = []
+        """Outputs of the last run that lie in the arguments."""
         self._spoils: bool | None = None
+        """Whether outputs can be spoiled before a run; None until it is known."""
         self._record: dict[str, Any] = {}
         self._is_over = False
 
@@ -139,7 +143,6 @@ class Session:
         if not left:
             reasons = "; ".join(f"{self.names[int(k)]}: {why}" for k, why in verdicts.items() if why)
             raise UnsupportedError(f"autotune({self.name}): no candidate is left: {reasons}")
-        # A final of one round less than planned still counts: every finalist has figures of the same rounds.
         medians = self._medians("final", left) or self._medians("screen", left)
         self._record["winner"] = winner(medians, self.rules.tie) if medians else left[0]
         self._record["is_cut_short"] = self._is_over
@@ -164,7 +167,7 @@ class Session:
             for k in order([k for k in candidates if k in self._right()], turn):
                 if self._is_over:
                     return
-                said, error = self._together(lambda k=k: self._batch(k), f"timing of {self.names[k]}")
+                said, error = self._together(partial(self._batch, k), f"timing of {self.names[k]}")
                 if error is not None:
                     self._record["verdicts"][str(k)] = error
                     figures.pop(str(k), None)
@@ -177,63 +180,83 @@ class Session:
     # ---------------------------------------------------------------- one candidate
 
     def _verify(self, k: int) -> tuple[str | None, float]:
-        """Why candidate k is out, or None and the seconds of one call on the slowest rank."""
-        if self._expected is None:
-            error = self._expect(k)
-            if error is not None:
-                return error, 0.0
-        _, error = self._together(lambda: self._check(k, spoiled=False), f"first run of {self.names[k]}")
+        """Why candidate k is out, or None and the seconds of one call on the slowest rank.
+
+        It runs twice: on the arguments as they were given, and with its outputs spoiled, so that what another run left
+        there does not pass for its own result. In-place operations read what they write: they run on what was given.
+        """
+        error = self._expect(k)
+        if error is None and self._oracle != k:
+            error = self._together(lambda: self._check(k), f"first run of {self.names[k]}")[1]
+        if error is None and self._spoils is None:
+            said, failed = self._together(lambda: self._is_independent(k), "a run with spoiled outputs")
+            self._spoils = failed is None and all(s.value for s in said)
         if error is None and self._spoils:
-            _, error = self._together(lambda: self._check(k, spoiled=True), f"second run of {self.names[k]}")
+            error = self._together(lambda: self._check(k, spoiled=True), f"second run of {self.names[k]}")[1]
         if error is not None:
             return error, 0.0
         said, error = self._together(lambda: self._batch(k, calls=1), f"a call of {self.names[k]}")
-        return error, max(s.value for s in said) if error is None else 0.0
+        return error, max(s.value for s in said)
 
     def _expect(self, k: int) -> str | None:
-        """Make the expected arrays: of the reference, else of candidate k, which is the first that works. Find out
-        whether what was in the outputs before matters: only where it does not, they can be spoiled."""
-        by_user = self.reference is not None
-        expected: list[Arrays] = []
-
-        def first() -> float:
-            assert self._saved is not None
-            self._saved.put_back()
-            expected.append(self._referred(k))
-            if not expected[0]:
-                raise ArgumentError(
-                    f"autotune({self.name}): expected a result with tensors, arrays or numbers, as candidates are compared "
-                    "by it, got none; return the output from the operation"
-                )
-            return 0.0
-
-        _, error = self._together(first, "the reference" if by_user else f"first run of {self.names[k]}")
-        if error is not None:
-            if by_user:
-                raise UnsupportedError(f"autotune({self.name}): the reference failed: {error}")
-            return error
-        again: list[Arrays] = []
-
-        def second() -> float:
-            assert self._saved is not None
-            self._saved.put_back()
-            written = outputs_among(self._run(k), self.arguments)
-            self._saved.put_back()
-            if written:
-                spoil(written)
-                again.append(self._referred(k))
-            return float(not written or difference(again[0], expected[0], self.rules.tolerance) is None)
-
-        said, error = self._together(second, f"second run of {self.names[k]}")
-        if error is not None:
-            return error
-        self._expected = expected[0]
-        self._spoils = all(s.value for s in said)
+        """Make the expected arrays, if they are not there: of the reference, else of the first candidate that is right,
+        which is k where there is none yet. Why that failed, if it is about k."""
+        while self._expected is None:
+            right = self._right()
+            made: list[Arrays] = []
+            if self.reference is not None:
+                error = self._together(partial(self._note_referred, made), "the reference")[1]
+                if error is not None:
+                    raise UnsupportedError(f"autotune({self.name}): the reference failed: {error}")
+            else:
+                oracle = self._oracle = right[0] if right else k
+                what = f"first run of {self.names[oracle]}"
+                error = self._together(partial(self._note_fresh, made, oracle), what)[1]
+                if error is not None and oracle == k:
+                    return error
+                if error is not None:  # it was right before an interruption, and is not any more
+                    self._record["verdicts"][str(oracle)] = error
+                    continue
+            self._expected = made[0]
         return None
 
-    def _referred(self, k: int) -> Arrays:
-        if self.reference is None:
-            return self._arrays(self._run(k))
+    def _note_referred(self, made: list[Arrays]) -> float:
+        return self._note(made, self._referred())
+
+    def _note_fresh(self, made: list[Arrays], k: int) -> float:
+        return self._note(made, self._fresh(k))
+
+    def _note(self, made: list[Arrays], arrays: Arrays) -> float:
+        if not arrays:
+            raise ArgumentError(
+                f"autotune({self.name}): expected a result with tensors, arrays or numbers, by which candidates are "
+                "compared, got none; return the output from the operation"
+            )
+        made.append(arrays)
+        return 0.0
+
+    def _is_independent(self, k: int) -> float:
+        """Whether the expected arrays stay what they are when the outputs of k held something else before: 1 or 0."""
+        assert self._expected is not None
+        self._put_back()
+        spoil(self._written)
+        again = self._referred() if self.reference is not None else self._arrays(self._run(k))
+        return float(difference(again, self._expected, self.rules.tolerance) is None)
+
+    def _put_back(self) -> None:
+        assert self._saved is not None
+        self._saved.put_back()
+
+    def _fresh(self, k: int) -> Arrays:
+        """What candidate k makes of the arguments as they were given."""
+        self._put_back()
+        result = self._run(k)
+        self._written = outputs_among(result, self.arguments)
+        return self._arrays(result)
+
+    def _referred(self) -> Arrays:
+        assert self.reference is not None
+        self._put_back()
         result = self.reference()
         return arrays_of(result.sync() if isinstance(result, DeviceOp) else result)
 
@@ -253,23 +276,23 @@ class Session:
         spoil(t for t in tensors_of(result) if id(t) not in written)
         return arrays
 
-    def _check(self, k: int, *, spoiled: bool) -> float:
-        assert self._saved is not None and self._expected is not None
-        self._saved.put_back()
+    def _check(self, k: int, *, spoiled: bool = False) -> float:
+        assert self._expected is not None
         if spoiled:
-            written = outputs_among(self._run(k), self.arguments)
-            self._saved.put_back()
-            spoil(written)
-        wrong = difference(self._arrays(self._run(k)), self._expected, self.rules.tolerance)
+            self._put_back()
+            spoil(self._written)
+            got = self._arrays(self._run(k))
+        else:
+            got = self._fresh(k)
+        wrong = difference(got, self._expected, self.rules.tolerance)
         if wrong is not None:
             raise _Wrong(wrong)
         return 0.0
 
     def _batch(self, k: int, calls: int | None = None) -> float:
         """Seconds of a call: the mean over a batch, behind one call that does not count."""
-        assert self._saved is not None
-        if self._spoils is False:
-            self._saved.put_back()  # what it works on is what it worked on last; so that it does not grow
+        if self._spoils is not True:
+            self._put_back()  # it may work on what it wrote last, which must not grow without end
         count = int(self._record["calls"][str(k)]) if calls is None else calls
         self.make(k).sync()
         start = self.clock()
@@ -313,13 +336,16 @@ class Session:
             return [mine]
         call = f"autotune({self.name}): {what}"
         payload = json.dumps(mine).encode()
-        try:
-            replies = self.group.exchange(payload, call)
-        except PeerFailed:
-            self.group.recover()  # PeerFailed where a rank is gone: there is no group to decide for
-            replies = self.group.exchange(payload, call)
-        except SymmetryError:
-            # Another rank was still in a collective call of the candidate's own, and was sent out of it just now.
+        replies: list[bytes] | None = None
+        for _ in range(2):
+            try:
+                replies = self.group.exchange(payload, call)
+                break
+            except PeerFailed:
+                self.group.recover()  # PeerFailed where a rank is gone: there is no group to decide for
+            except SymmetryError:
+                pass  # another rank was still in a collective call of the candidate's own, and is sent out of it
+        if replies is None:
             replies = self.group.exchange(payload, call)
         return [_Said(*json.loads(reply)) for reply in replies]
 
@@ -333,7 +359,10 @@ class Session:
     def _decision(self, *, is_new: bool) -> Decision:
         right = self._right()
         seconds = self._medians("screen", right) | self._medians("final", right)
-        dropped = {self.names[int(k)]: why for k, why in self._record["verdicts"].items() if why is not None}
+        verdicts = self._record["verdicts"]
+        unmeasured = f"not run: the budget of {self.rules.budget_s:g} s was over"
+        found = {name: verdicts.get(str(k), unmeasured) for k, name in enumerate(self.names)}
+        dropped = {name: why for name, why in found.items() if why is not None}
         index = int(self._record["winner"])
         return Decision(
             index,

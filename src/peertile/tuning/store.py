@@ -113,9 +113,12 @@ def provenance() -> dict[str, Any]:
         except PackageNotFoundError:
             return "not installed"
 
-    target = host_target()
+    model = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     return {
-        "machine": {"host": platform.node(), "arch": target.arch, "cpu": target.name, "cores": os.cpu_count()},
+        "machine": {"host": platform.node(), "arch": host_target().arch, "cpu": model, "cores": os.cpu_count()},
         "versions": {name: of(name) for name in ("peertile", "numpy", "llvmlite")}
         | {"python": platform.python_version()},
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
