@@ -173,7 +173,7 @@ class WordPiece:
             kind = unicodedata.category(char)
             if char in "\t\n\r" or kind[0] == "Z":
                 spaced.append(" ")
-            elif kind == "Mn" or kind[0] == "C" or char == "\N{REPLACEMENT CHARACTER}":
+            elif kind in ("Mn", "Cc", "Cf", "Co") or char == "\N{REPLACEMENT CHARACTER}":
                 continue
             elif kind[0] == "P" or (char.isascii() and not char.isalnum()) or WordPiece.is_chinese(ord(char)):
                 spaced.append(f" {char} ")

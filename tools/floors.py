@@ -163,13 +163,18 @@ def _is_type_checking(test: ast.expr) -> bool:
     )
 
 
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where the nodes of a syntax tree keep statements, and what holds some."""
+
+
 def _statements(
     node: ast.AST, deferred: bool = False, typing_only: bool = False
 ) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
-    for child in ast.iter_child_nodes(node):
+    # Statements alone: an expression holds no import, and is most of a tree.
+    for child in (inner for field in _BODIES for inner in getattr(node, field, ())):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, deferred, typing_only
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _statements(child, True, typing_only)
         elif isinstance(child, ast.If) and _is_type_checking(child.test):
             yield from _statements(ast.Module(child.body, []), deferred, True)

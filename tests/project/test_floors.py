@@ -9,43 +9,57 @@ import pytest
 from tools import floors
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = [found for found in floors.imports() if found.own]
-FOREIGN = [found for found in floors.imports() if not found.own]
 
 # Neither is free: together they cost more than all of peertile may.
 NEVER_ON_IMPORT = {"asyncio", "llvmlite", "ml_dtypes", "multiprocessing", "rich", "sklearn", "torch", "triton", "typer"}
+
+
+@pytest.fixture(scope="module")
+def found_imports() -> list[floors.Import]:
+    """Read when the first test asks, not when every worker collects."""
+    return floors.imports()
+
+
+@pytest.fixture
+def own(found_imports: list[floors.Import]) -> list[floors.Import]:
+    return [found for found in found_imports if found.own]
+
+
+@pytest.fixture
+def foreign(found_imports: list[floors.Import]) -> list[floors.Import]:
+    return [found for found in found_imports if not found.own]
 
 
 def test_every_module_belongs_to_a_floor() -> None:
     assert [module for module in floors.modules() if floors.folder_of(module) is None] == []
 
 
-def test_discovery_finds_the_package() -> None:
+def test_discovery_finds_the_package(own) -> None:
     assert {"", "errors", "ir.core", "ir.ops"} <= set(floors.modules())
-    assert len(OWN) > 10
+    assert len(own) > 10
 
 
-def test_imports_point_to_lower_floors_or_to_the_own_folder() -> None:
+def test_imports_point_to_lower_floors_or_to_the_own_folder(own) -> None:
     wrong = []
-    for found in OWN:
+    for found in own:
         source, target = floors.folder_of(found.module), floors.folder_of(found.target)
         if source is None or target is None or (source != target and target.step >= source.step):
             wrong.append(str(found))
     assert wrong == []
 
 
-def test_backends_do_not_import_each_other() -> None:
+def test_backends_do_not_import_each_other(own) -> None:
     def target(module: str) -> str:
         parts = module.split(".")
         return parts[1] if len(parts) > 2 and parts[0] == "backends" else ""
 
-    pairs = [(found, target(found.module), target(found.target)) for found in OWN]
+    pairs = [(found, target(found.module), target(found.target)) for found in own]
     assert [str(found) for found, one, other in pairs if one and other and one != other] == []
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_make_no_circle(own) -> None:
     graph: dict[str, set[str]] = {module: set() for module in floors.modules()}
-    for found in OWN:
+    for found in own:
         if not found.typing_only and found.target != found.module:
             graph[found.module].add(found.target)
     try:
@@ -54,13 +68,13 @@ def test_imports_make_no_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_own_module_is_imported_late() -> None:
-    assert [str(found) for found in OWN if found.deferred] == []
+def test_no_own_module_is_imported_late(own) -> None:
+    assert [str(found) for found in own if found.deferred] == []
 
 
-def test_heavy_packages_are_imported_by_their_owners_alone() -> None:
+def test_heavy_packages_are_imported_by_their_owners_alone(foreign) -> None:
     wrong = []
-    for found in FOREIGN:
+    for found in foreign:
         owners, in_functions = floors.HEAVY.get(found.target.split(".")[0], (None, False))
         if owners is None or found.typing_only:
             continue

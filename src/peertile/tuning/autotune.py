@@ -157,8 +157,8 @@ class Autotuned(Generic[C]):
         unstable = next((name for name in names if " at 0x" in name), None)
         if unstable is not None:
             raise ArgumentError(
-                f"autotune({self.name}): candidates: expected a repr that is the same in every process, as decisions are "
-                f"kept by it, got {unstable}; use plain values, enums, dataclasses or functions of a module"
+                f"autotune({self.name}): candidates: expected a repr that is the same in every process, by which "
+                f"decisions are kept, got {unstable}; use plain values, enums, dataclasses or functions of a module"
             )
         return given, names
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from peertile.errors import ArgumentError
 
-__all__ = ["Figures", "Rules", "batch_calls", "finalists", "group_medians", "order", "winner"]
+__all__ = ["Figures", "Rules", "batch_calls", "finalists", "group_bests", "group_medians", "order", "winner"]
 
 Figures = Mapping[int, Sequence[Sequence[float]]]
 """Candidate -> for each round, the seconds of a call on each rank."""
@@ -20,11 +20,12 @@ Figures = Mapping[int, Sequence[Sequence[float]]]
 class Rules:
     """How candidates are measured and compared. The same on every rank.
 
-    `screen` rounds over all candidates, then `rounds` over those whose median is within `close` times the best: in each
-    round every candidate runs one batch of calls, about `batch_s` seconds, and every other round goes backwards. A
-    candidate within `tie` of the best counts as equal to it, and the first listed of the equal ones wins. After
-    `budget_s` seconds the decision is made with what has been measured. `tolerance`: how far a float may be from the
-    reference, relative to its own size and to that of a typical element; None for what suits the element type.
+    `screen` rounds over all candidates, then `rounds` over those whose best round was within `close` times the best of
+    all: in each round every candidate runs one batch of calls, about `batch_s` seconds, and every other round goes
+    backwards. By their medians, a candidate within `tie` of the best counts as equal to it, and the first listed of the
+    equal ones wins. After `budget_s` seconds the decision is made with what has been measured. `tolerance`: how far a
+    float may be from the reference, relative to its own size and to that of a typical element; None for what suits the
+    element type.
     """
 
     screen: int = 2
@@ -64,10 +65,20 @@ def group_medians(figures: Figures) -> dict[int, float]:
     }
 
 
-def finalists(medians: Mapping[int, float], close: float) -> list[int]:
+def group_bests(figures: Figures) -> dict[int, float]:
+    """Seconds of each candidate that has figures: the least over rounds on each rank, of the slowest rank. With few
+    rounds this is what tells candidates apart: whatever disturbs a round only makes it longer."""
+    return {
+        candidate: max(min(rank) for rank in zip(*rounds, strict=True))
+        for candidate, rounds in figures.items()
+        if rounds
+    }
+
+
+def finalists(seconds: Mapping[int, float], close: float) -> list[int]:
     """The candidates within `close` times the best, as listed."""
-    best = min(medians.values())
-    return sorted(candidate for candidate, seconds in medians.items() if seconds <= best * close)
+    best = min(seconds.values())
+    return sorted(candidate for candidate, value in seconds.items() if value <= best * close)
 
 
 def winner(medians: Mapping[int, float], tie: float) -> int:

@@ -20,7 +20,7 @@ from peertile.errors import ArgumentError, PeerFailed, SymmetryError, Unsupporte
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 from peertile.tuning.outputs import Arrays, Saved, arrays_of, difference, outputs_among, spoil, tensors_of
-from peertile.tuning.rules import Rules, batch_calls, finalists, group_medians, order, winner
+from peertile.tuning.rules import Rules, batch_calls, finalists, group_bests, group_medians, order, winner
 from peertile.tuning.store import Question, Store, provenance
 
 __all__ = ["Decision", "Session"]
@@ -30,9 +30,9 @@ __all__ = ["Decision", "Session"]
 class Decision:
     """What tuning found for one key.
 
-    `index` and `name` say which candidate won; `seconds` are the medians by candidate, of the slowest rank, from the
-    last rounds that the candidate took part in; `dropped` says why candidates are out; `path` is the file that keeps
-    it, None where nothing is kept; `is_new` whether anything was measured for it now.
+    `index` and `name` say which candidate won; `seconds` of a call by candidate, of the slowest rank: the median of the
+    final, or the best of the rounds before where a candidate was not in it; `dropped` says why candidates are out;
+    `path` is the file that keeps it, None where nothing is kept; `is_new` whether anything was measured for it now.
     """
 
     index: int
@@ -126,9 +126,7 @@ class Session:
         for k in range(len(self.names)):
             if str(k) in verdicts or (self._is_over and any(v is None for v in verdicts.values())):
                 continue
-            verdicts[str(k)], seconds = self._verify(k)
-            if verdicts[str(k)] is None:
-                self._record["calls"][str(k)] = batch_calls(seconds, self.rules.batch_s)
+            verdicts[str(k)] = self._verify(k)
             self._write()
         self._expected = None
         right = self._right()
@@ -137,13 +135,13 @@ class Session:
             raise UnsupportedError(f"autotune({self.name}): no candidate is left: {reasons}")
         self._rounds("screen", right, self.rules.screen)
         if len(self._right()) > 1 and not self._is_over:
-            medians = self._medians("screen", self._right())
-            self._rounds("final", finalists(medians, self.rules.close), self.rules.rounds)
+            bests = group_bests(self._figures("screen", self._right()))
+            self._rounds("final", finalists(bests, self.rules.close), self.rules.rounds)
         left = self._right()
         if not left:
             reasons = "; ".join(f"{self.names[int(k)]}: {why}" for k, why in verdicts.items() if why)
             raise UnsupportedError(f"autotune({self.name}): no candidate is left: {reasons}")
-        medians = self._medians("final", left) or self._medians("screen", left)
+        medians = group_medians(self._figures("final", left)) or group_bests(self._figures("screen", left))
         self._record["winner"] = winner(medians, self.rules.tie) if medians else left[0]
         self._record["is_cut_short"] = self._is_over
         self._write()
@@ -152,9 +150,8 @@ class Session:
         """Candidates that were verified and have not failed since, as listed."""
         return [k for k in range(len(self.names)) if self._record["verdicts"].get(str(k), "") is None]
 
-    def _medians(self, stage: str, candidates: Sequence[int]) -> dict[int, float]:
-        figures = self._record[stage]
-        return group_medians({k: figures[str(k)] for k in candidates if figures.get(str(k))})
+    def _figures(self, stage: str, candidates: Sequence[int]) -> dict[int, list[list[float]]]:
+        return {k: self._record[stage][str(k)] for k in candidates if self._record[stage].get(str(k))}
 
     def _rounds(self, stage: str, candidates: Sequence[int], rounds: int) -> None:
         """Whole rounds only: what an interruption or the end of the budget cuts is not counted."""
@@ -167,7 +164,7 @@ class Session:
             for k in order([k for k in candidates if k in self._right()], turn):
                 if self._is_over:
                     return
-                said, error = self._together(partial(self._batch, k), f"timing of {self.names[k]}")
+                said, error = self._timed(k)
                 if error is not None:
                     self._record["verdicts"][str(k)] = error
                     figures.pop(str(k), None)
@@ -177,10 +174,21 @@ class Session:
                 figures[str(k)].append(seconds)
             self._write()
 
+    def _timed(self, k: int) -> tuple[list[_Said], str | None]:
+        """The seconds of a call on each rank. The first time, one call says how many make a batch."""
+        calls: dict[str, int] = self._record["calls"]
+        if str(k) not in calls:
+            said, error = self._together(partial(self._batch, k, 1), f"a call of {self.names[k]}")
+            if error is not None:
+                return said, error
+            calls[str(k)] = batch_calls(max(s.value for s in said), self.rules.batch_s)
+        return self._together(partial(self._batch, k, calls[str(k)]), f"timing of {self.names[k]}")
+
     # ---------------------------------------------------------------- one candidate
 
-    def _verify(self, k: int) -> tuple[str | None, float]:
-        """Why candidate k is out, or None and the seconds of one call on the slowest rank.
+    def _verify(self, k: int) -> str | None:
+        """Why candidate k is out, or None. All are verified before one is timed: timing leaves right results in memory
+        that another candidate may get.
 
         It runs twice: on the arguments as they were given, and with its outputs spoiled, so that what another run left
         there does not pass for its own result. In-place operations read what they write: they run on what was given.
@@ -193,10 +201,7 @@ class Session:
             self._spoils = failed is None and all(s.value for s in said)
         if error is None and self._spoils:
             error = self._together(lambda: self._check(k, spoiled=True), f"second run of {self.names[k]}")[1]
-        if error is not None:
-            return error, 0.0
-        said, error = self._together(lambda: self._batch(k, calls=1), f"a call of {self.names[k]}")
-        return error, max(s.value for s in said)
+        return error
 
     def _expect(self, k: int) -> str | None:
         """Make the expected arrays, if they are not there: of the reference, else of the first candidate that is right,
@@ -289,16 +294,15 @@ class Session:
             raise _Wrong(wrong)
         return 0.0
 
-    def _batch(self, k: int, calls: int | None = None) -> float:
+    def _batch(self, k: int, calls: int) -> float:
         """Seconds of a call: the mean over a batch, behind one call that does not count."""
         if self._spoils is not True:
             self._put_back()  # it may work on what it wrote last, which must not grow without end
-        count = int(self._record["calls"][str(k)]) if calls is None else calls
         self.make(k).sync()
         start = self.clock()
-        for _ in range(count):
+        for _ in range(calls):
             self.make(k).sync()
-        return (self.clock() - start) / count
+        return (self.clock() - start) / calls
 
     # ---------------------------------------------------------------- in step
 
@@ -358,7 +362,7 @@ class Session:
 
     def _decision(self, *, is_new: bool) -> Decision:
         right = self._right()
-        seconds = self._medians("screen", right) | self._medians("final", right)
+        seconds = group_bests(self._figures("screen", right)) | group_medians(self._figures("final", right))
         verdicts = self._record["verdicts"]
         unmeasured = f"not run: the budget of {self.rules.budget_s:g} s was over"
         found = {name: verdicts.get(str(k), unmeasured) for k, name in enumerate(self.names)}
