@@ -86,21 +86,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def left_out(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether the tier that was asked for leaves `item` out beside what `-m` says."""
-    only_gpu = item.get_closest_marker("cuda") or item.get_closest_marker("cuda2")
-    gpu_too = only_gpu or (item.get_closest_marker("any_device") and not item.get_closest_marker("cpu_only"))
-    if config.option.device == "cuda" and not gpu_too:
+    marks = {mark.name for mark in item.iter_markers()}  # once: there are thousands of items, and few marks on each
+    only_gpu = not marks.isdisjoint(("cuda", "cuda2"))
+    if config.option.device == "cuda":
+        if not only_gpu and ("any_device" not in marks or "cpu_only" in marks):
+            return True
+    elif only_gpu:
         return True
-    if only_gpu and config.option.device != "cuda":
-        return True
-    named = "long" in config.option.markexpr or any("::" in arg for arg in config.args)
-    return item.get_closest_marker("long") is not None and not named
+    return "long" in marks and not ("long" in config.option.markexpr or any("::" in arg for arg in config.args))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    out = [item for item in items if left_out(item, config)]
+    out, kept = [], []
+    for item in items:
+        (out if left_out(item, config) else kept).append(item)
     if out:
         config.hook.pytest_deselected(items=out)
-    kept = [item for item in items if not left_out(item, config)]
     shuffle = random.Random(config.option.seed)
     by_file: dict[Path, list[pytest.Item]] = {}
     for item in kept:

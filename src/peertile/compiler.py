@@ -63,6 +63,7 @@ def compile_function(
         stages,
         tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
         tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
+        tuple(sorted(index[p] for p in kernel.facts.get("peer_atomics", ()))),
     )
 
 

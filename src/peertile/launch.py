@@ -24,6 +24,7 @@ from peertile.errors import (
     OutOfBounds,
     PeertileError,
     SignatureMismatch,
+    UnsupportedError,
     UsageError,
     WaitTimeout,
 )
@@ -315,6 +316,8 @@ def _pack(name: str, spec: Specialization, bound: Bound) -> bytes:
         _check_slots(name, spec, bound)
     if spec.compiled.whole_tiles:
         _check_whole_tiles(name, spec, bound)
+    if spec.compiled.peer_atomics:
+        _check_peer_atomics(name, spec, bound)
     if spec.has_pointers:
         for argument in arguments:
             if type(argument.type) is PointerType and argument.keep is not None:
@@ -414,6 +417,21 @@ def _check_slots(name: str, spec: Specialization, bound: Bound) -> None:
                 f"{param.role.value} {param.name} has {slots} slots; make it with slots={programs}, launch fewer "
                 f"programs, or name the slot with {param.name}[k]"
             )
+
+
+def _check_peer_atomics(name: str, spec: Specialization, bound: Bound) -> None:
+    """P2: between every pair of devices that reach the memory, an atomic on it is atomic. Always so on one device."""
+    for k in spec.compiled.peer_atomics:
+        argument = bound.arguments[k]
+        owners = (argument.keep, *(use.storage.owner for use in argument.uses))
+        if all(getattr(owner, "peer_atomics", True) for owner in owners):
+            continue
+        param = [p for p in bound.params if p.role is not Role.CONST][k]
+        raise UnsupportedError(
+            f"{name}: the {param.role.value} {param.name} is updated by atomics: expected devices whose atomics reach "
+            "each other's memory, got a pair that has no native peer atomics (`peertile info` shows which); let each "
+            "rank store to words of its own and signal, or fold in a collective"
+        )
 
 
 def _explain(

@@ -63,7 +63,7 @@ QUIETLY = ("-k", "not leaves and not seed")
         (("-m", "not slow and not long"), {"quick", "marked"}),
         (("-m", "long"), {"long"}),
         (("-m", "slow"), {"slow"}),
-        (("--device", "cuda"), {"quick", "slow", "marked", "gpu", "two_gpus"}),
+        (("--device", "cuda"), {"gpu", "two_gpus"}),
         (("--device", "cuda", "-m", "cuda"), {"gpu"}),
         (("tests/test_them.py::test_long",), {"long"}),
     ],

@@ -52,7 +52,13 @@ def halves(zz, m):
     zz.store(part.load((T.minimum(i, part.num_tiles()[0] - 1), j)))
 
 
+def at_elements(zz, m):
+    i, j = zz.index
+    zz.store(m.load_at((i * 16 + 3, j * 32 + 5), zz.tile_shape, padding=T.Padding.NEG_ZERO))
+
+
 CASES = [
+    (at_elements, MATRIX, (40, 60), (16, 32), MATRIX[3:43, 5:65]),
     (sliced, VECTOR, (64,), (64,), np.concatenate([VECTOR[3:83:2], np.zeros(24, np.float32)])),
     (sliced_twice, VECTOR, (64,), (64,), np.concatenate([VECTOR[10:90][5:65:2], np.zeros(34, np.float32)])),
     (transposed, MATRIX, (70, 50), (16, 16), MATRIX.T),
@@ -211,7 +217,48 @@ def test_the_tile_index_of_a_stepped_partition_is_checked():
         far(z.partition(16), pt.asarray(VECTOR), 15).sync()
 
 
+@pt.kernel
+def load_from(z: T.Exclusive, x: T.Shared, k: T.i64):
+    z.store(x.load_at((k,), (16,), padding=T.Padding.NAN))
+
+
+@pt.kernel
+def store_from(p: T.Peer, x: T.Shared, k: T.i64):
+    p.local.store_at((k,), x.load((0,), (16,)))
+
+
+@pytest.mark.feature("K4", "cpu")
+@pytest.mark.feature("K2", "cpu")
+@pytest.mark.parametrize("k", [0, 1, 15, 16, 37, 84, 85, 99])
+def test_a_tile_at_an_element_is_padded_and_clipped_at_the_edge(k):
+    z = pt.zeros((16,), pt.f32)
+    load_from(z.partition(16), pt.asarray(VECTOR), k).sync()
+    np.testing.assert_array_equal(z.numpy(), np.pad(VECTOR[k:], (0, 16), constant_values=np.nan)[:16])
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("k", [0, 3, 84, 99])
+def test_a_tile_is_stored_at_an_element_and_nothing_beside_it(k):
+    with pt.SymmetricHeap(pt.init(), 1 << 16) as heap:
+        p = heap.empty((100,), pt.f32).copy_from(np.full(100, -1, np.float32))
+        store_from.grid(1)(p, pt.asarray(VECTOR[:16]), k).sync()
+        expected = np.full(116, -1, np.float32)
+        expected[k : k + 16] = VECTOR[:16]
+        np.testing.assert_array_equal(p.numpy(), expected[:100])
+
+
+@pytest.mark.parametrize("k", [-1, 100, 2**62, -(2**63)])
+def test_a_tile_that_begins_outside_of_the_view_is_out_of_bounds(k):
+    z = pt.zeros((16,), pt.f32)
+    with pytest.raises(OutOfBounds, match=rf"load_at from `x`: element offset of axis 0 is out of bounds: got {k}, limit 100"):
+        load_from(z.partition(16), pt.asarray(VECTOR), k).sync()
+
+
 REFUSED = [
+    ("x.load_at((0, 0), (4, 4))", "load_at from `x`: shape: expected 1 extents, one per axis, got (4, 4)"),
+    ("x.load_at((0, 0), (4,))", "load_at from `x`: index: expected an element offset per axis (1 of them), got 2"),
+    ("x.store_at((0,), z.load())", "the shared parameter `x` has no `.store_at`"),
+    ("x.slice((0,), (8,)).store_at((0,), z.load())", "the shared parameter `x` has no `.store_at`"),
     ("x.slice((0, 0), (4, 4))", "slice of `x`: start: expected one per axis (1 of them), got 2"),
     ("x.slice((-1,), (4,))", "slice of `x`: start 0: expected 0 or more, got -1"),
     ("x.slice((0,), (4,), (0,))", "slice of `x`: step 0: expected 1 or more, got 0"),

@@ -112,6 +112,8 @@ class Compiled(NamedTuple):
     program_slots: tuple[int, ...] = ()
     """Run-time parameters that are signals and counters used at the program's own slot, by index: the grid must fit."""
     whole_tiles: tuple[WholeTiles, ...] = ()
+    peer_atomics: tuple[int, ...] = ()
+    """Run-time parameters whose memory of peers is updated by atomics, by index: the devices must have them."""
 
     def to_bytes(self) -> bytes:
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""
@@ -120,7 +122,7 @@ class Compiled(NamedTuple):
         whole = [list(w) for w in self.whole_tiles]
         import json
 
-        return json.dumps([*head, whole], separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
+        return json.dumps([*head, whole, self.peer_atomics], separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
 
     @staticmethod
     def from_bytes(
@@ -130,7 +132,7 @@ class Compiled(NamedTuple):
         line, binary = data.split(b"\n", 1)
         import json
 
-        has_mailbox, steering, checks, bounds, program_slots, whole = json.loads(line)
+        has_mailbox, steering, checks, bounds, program_slots, whole, peer_atomics = json.loads(line)
         return Compiled(
             read(binary),
             has_mailbox,
@@ -140,6 +142,7 @@ class Compiled(NamedTuple):
             stages,
             tuple(program_slots),
             tuple(WholeTiles(*w) for w in whole),
+            tuple(peer_atomics),
         )
 
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from peertile.comm.coordinator import Dying
-from peertile.comm.environment import read_placement, started_by_launcher
+from peertile.comm.environment import Placement, read_placement, started_by_launcher
 from peertile.comm.group import Group, RankModel, describe
 from peertile.comm.lifeline import FunctionTask, Lifeline, Raised, Report, Returned
 from peertile.comm.rendezvous import Link, LocalHub, LocalLink, SocketLink, connect, serve
@@ -33,7 +33,9 @@ from peertile.runtime.checks import check_callable, check_integer, check_timeout
 from peertile.runtime.device import Device
 from peertile.runtime.registry import open_rank_device, place_rank, use_device
 
-__all__ = ["Program", "current_group", "init", "join_as", "lifeline", "program", "report_failure", "run", "spawn"]
+__all__ = [
+    "Program", "current_group", "init", "join", "join_as", "lifeline", "program", "report_failure", "run", "spawn",
+]  # fmt: skip
 
 _THREAD_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 2.0
@@ -105,6 +107,12 @@ def init(
     place = read_placement(
         os.environ, ranks=ranks, rank=rank, local_rank=local_rank, local_ranks=local_ranks, port=port
     )
+    return join(place, device)
+
+
+def join(place: Placement, device: Device | None = None) -> Group:
+    """Joins the job that `place` says, as this process's world group. For those who know their place from elsewhere
+    than a launcher's variables, as a process group of another library; others call `init`."""
     place_rank(place.local_rank)
     _hook()
     if place.size == 1:

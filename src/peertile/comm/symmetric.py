@@ -192,6 +192,12 @@ class SymmetricHeap:
             )
             self.device.wait_ticket(ticket)
 
+    @property
+    def peer_atomics(self) -> bool:
+        """Whether atomics on the memory of every rank are atomic for all of them: asked of the devices once, when the
+        heap was made. Where not, a counter is refused, and so is the launch of a kernel with atomics on peers."""
+        return self._memory.peer_atomics
+
     def signal(self, slots: int = DEFAULT_SLOTS) -> Signal:
         """A signal: for each of `slots` slots one monotonic word per (source, destination).
 
@@ -202,7 +208,7 @@ class SymmetricHeap:
     def counter(self, slots: int = DEFAULT_SLOTS) -> Counter:
         """A counter: `slots` words that any rank adds to and the owner waits on. UnsupportedError on every rank where
         atomics on the memory of peers are not atomic."""
-        if not self._memory.peer_atomics:
+        if not self.peer_atomics:
             raise UnsupportedError(
                 "SymmetricHeap.counter: expected GPUs whose atomics reach each other's memory, got a pair that has no "
                 "native peer atomics; use a signal, whose words are stored, not added to"

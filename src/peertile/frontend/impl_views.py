@@ -1,4 +1,5 @@
-"""Views of views: slice, permute, reshape, partition with steps, gather. Each checks that it stays inside."""
+"""Views of views: slice, permute, reshape, partition with steps, tiles at an element, gather. Each checks that it stays
+inside."""
 
 from __future__ import annotations
 
@@ -192,7 +193,9 @@ def _tile_view_num_tiles(b: Build, self: Abstract) -> Abstract:
     )
 
 
-def _own_tile(b: Build, tiles: TileView, index: Abstract, role: str) -> tuple[View, Abstract]:
+def _own_tile(
+    b: Build, tiles: TileView, index: Abstract, role: str, what: str = "tile index"
+) -> tuple[View, Abstract]:
     """The view whose tile is meant, and the tile's index in it."""
     if tiles.step == tiles.shape:
         return tiles.view, index
@@ -200,12 +203,13 @@ def _own_tile(b: Build, tiles: TileView, index: Abstract, role: str) -> tuple[Vi
     view = tiles.view
     starts, extents = [], []
     zero, one = constant(b, 0, T.i64), constant(b, 1, T.i64)
-    for k, (i, step) in enumerate(zip(index_args(b, index, len(tiles.shape), role), tiles.step, strict=True)):
+    indices = index_args(b, index, len(tiles.shape), role, f"a {what}" if what == "tile index" else f"an {what}")
+    for k, (i, step) in enumerate(zip(indices, tiles.step, strict=True)):
         count = b.builder.value(ops.NumTiles, (view.value,), INDEX, axis=k, size=step)
         most = b.builder.value(ops.BinaryOp, (count, one), INDEX, fn=Binary.MAX)
         low, high = _compare(b, Compare.GE, i, zero), _compare(b, Compare.LT, i, most)
         inside = b.builder.value(ops.BinaryOp, (low, high), BOOL, fn=Binary.AND)
-        _check(b, inside, f"{role}: tile index of axis {k} is out of bounds", i, most)
+        _check(b, inside, f"{role}: {what} of axis {k} is out of bounds", i, most)
         start = _binary(b, Binary.MUL, i, constant(b, step, T.i64))
         starts.append(start)
         extents.append(b.builder.value(ops.BinaryOp, (extent_of(b, view.value, k), start), INDEX, fn=Binary.SUB))
@@ -230,6 +234,31 @@ def _tile_view_store(b: Build, self: Abstract, index: Abstract, tile: Abstract) 
     value = tile_to_store(b, tile, tiles.view.type, tiles.shape, tiles.view.name)
     view, at = _own_tile(b, tiles, index, role)
     return store_tile(b, view, at, Tile(value))
+
+
+def _at_element(b: Build, view: View, offset: Abstract, shape: tuple[int, ...], role: str) -> tuple[View, Abstract]:
+    """The view and index of a tile that begins at an element: a tile of a partition with steps of one."""
+    return _own_tile(b, TileView(view, shape, (1,) * len(shape)), offset, role, "element offset")
+
+
+@implements(T.Shared.load_at)
+def _load_at(b: Build, self: Abstract, offset: Abstract, shape: Abstract, padding: Abstract) -> Abstract:
+    view = _view(self)
+    role = f"load_at from `{view.name}`"
+    extents = shape_for(b, shape, view.type.rank, role)
+    part, at = _at_element(b, view, offset, extents, role)
+    return load_tile(b, part, at, known_tuple(extents), padding)
+
+
+@implements(T.View.store_at)
+def _store_at(b: Build, self: Abstract, offset: Abstract, tile: Abstract) -> Abstract:
+    view = _view(self)
+    role = f"store_at to `{view.name}`"
+    require_writable(b, view, "store to")
+    value = tile_to_store(b, tile, view.type, None, view.name)
+    assert isinstance(value.type, TileType)
+    part, at = _at_element(b, view, offset, value.type.shape, role)
+    return store_tile(b, part, at, Tile(value))
 
 
 # ---------------------------------------------------------------- gather and scatter

@@ -182,6 +182,18 @@ class Shared(KernelOnly):
         """
 
     @word
+    def load_at(self, offset: Any, shape: Any, padding: Padding = Padding.ZERO) -> Tile:
+        """A tile that begins at an element: result[i, …] = x[offset0 + i, …], with `padding` outside the view.
+
+        `offset` counts elements, one run-time number per axis, 0 to the extent - 1 (of an empty axis, 0): a tile that
+        begins outside the view is out of bounds. Where the offset is a multiple of the tile, `load` promises more.
+
+        Example::
+
+            x.load_at((x.shape[0] // 3,), (64,))
+        """
+
+    @word
     def load_like(self, tile: ExclusiveTile, padding: Padding = Padding.ZERO) -> Tile:
         """The tile of this view at the index and of the shape of an exclusive tile.
 
@@ -350,6 +362,17 @@ class View(Shared):
         Example::
 
             p.local.store((0,), t)
+        """
+
+    @word
+    def store_at(self, offset: Any, tile: Tile) -> None:
+        """A tile that begins at an element: x[offset0 + i, …] = tile[i, …], clipped at the edge of the view.
+
+        `offset` counts elements, as of `load_at`. Tiles of different programs may overlap: order them with signals.
+
+        Example::
+
+            p.local.store_at((3,), t)
         """
 
     @word

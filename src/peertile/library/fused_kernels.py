@@ -97,10 +97,11 @@ def gather_gemm(
         low = stop + tile.index[0] * BM
         wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
         tile.store(product(later, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
+    earlier = gathered.local.slice((0, 0), (start, inner))  # one's own rows, which follow, are not in there
     for tile in before.tiles():
         low = tile.index[0] * BM
         wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
-        tile.store(product(gathered.local, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
+        tile.store(product(earlier, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
     T.st(turn.local, epoch, (p,))
 
 

@@ -12,6 +12,7 @@ from peertile.passes.mailbox import expand_mailboxes
 from peertile.passes.mailbox_rules import check_mailbox_rules
 from peertile.passes.multicast import expand_multicast
 from peertile.passes.order import order_memory
+from peertile.passes.peer_atomics import note_peer_atomics
 from peertile.passes.polls import suspend_polls
 from peertile.passes.protocols import expand_signals
 from peertile.passes.simplify import simplify
@@ -31,6 +32,8 @@ _PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
     # Behind bounds, which are decided for the multicast object as a whole, and hold for every rank's part.
     expand_multicast,
     simplify,
+    # Behind simplify, which takes out accesses that nobody reaches.
+    note_peer_atomics,
     # Last, since its facts name ops.
     order_memory,
 )

@@ -350,11 +350,11 @@ class DriverDevice(ABC):
         """Whether programs of this device may load and store these bytes; True where the driver cannot tell."""
         return True
 
-    def lend(self, address: int, nbytes: int) -> None:
+    def lend(self, address: int, nbytes: int) -> None:  # noqa: B027 - most drivers have nothing to do
         """Part of the driver's memory becomes an object with undefined contents: what heaps and pools tell drivers
         that watch over memory. Nothing for others."""
 
-    def take_back(self, address: int, nbytes: int) -> None:
+    def take_back(self, address: int, nbytes: int) -> None:  # noqa: B027 - as `lend`
         """The object that `lend` told of is over; who still uses it is wrong."""
 
     @abstractmethod

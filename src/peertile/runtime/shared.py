@@ -42,6 +42,12 @@ class SharedTensor:
         return f"SharedTensor({self.tensor!r}, {len(self.devices)} devices)"
 
     @property
+    def peer_atomics(self) -> bool:
+        """Whether atomics of every device that shares the buffer are atomic for all; on one piece of hardware always."""
+        drivers = {d.driver.identity for d in self.devices}
+        return len(drivers) == 1 or all(d.capabilities.peer_atomics for d in self.devices)
+
+    @property
     def local(self) -> Tensor:
         """The tensor itself."""
         return self.tensor

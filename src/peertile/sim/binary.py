@@ -81,4 +81,5 @@ def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: t
         lambda: {"ir": source, "lowered": print_kernel(kernel), "python": translation.text},
         slots,
         tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
+        tuple(sorted(index[p] for p in kernel.facts.get("peer_atomics", ()))),
     )

@@ -61,8 +61,8 @@ def outputs_among(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a result that lie in memory of the arguments: the operation was told where to write."""
 
     def meets(a: Tensor, b: Tensor) -> bool:
-        (a0, a1), (b0, b1) = a.byte_range(), b.byte_range()
-        return a.device is b.device and a0 < b1 and b0 < a1
+        a_bytes, b_bytes = (t.byte_range()[1] - t.byte_range()[0] for t in (a, b))
+        return a.device is b.device and a.address < b.address + b_bytes and b.address < a.address + a_bytes
 
     return [t for t in tensors_of(result) if any(meets(t, a) for a in arguments)]
 

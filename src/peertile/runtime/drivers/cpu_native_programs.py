@@ -331,13 +331,15 @@ def _help(m: Module) -> None:
     i = f.var("i64", f.call("claim", job))
     with f.if_(i.v < 0):
         f.ret(0)
-    module = f.load(job, Job.MODULE, "ptr")
-    with f.if_(f.load(module, Mod.WAITS).ne(0)):
-        f.call("start_chunk", e, job, i)
-        f.call("run_waiting", e, job, f["device"], FOREVER)
-        f.ret(1)
     with f.loop():
-        f.call("run_chunk", e, job, i)
+        # A claimed chunk, or a suspended program, holds the job. Between two chunks it may end and its slot become
+        # another launch's, so what kind of job this is has to be asked again after every claim.
+        with f.if_(f.load(f.load(job, Job.MODULE, "ptr"), Mod.WAITS).ne(0)) as waits:
+            f.call("start_chunk", e, job, i)
+            with f.if_(f.load(e, Exec.COUNT).ne(0)):
+                f.call("run_waiting", e, job, f["device"], FOREVER)
+        with waits.otherwise():
+            f.call("run_chunk", e, job, i)
         i.set(f.call("claim", job))
         f.stop_if(i.v < 0)
     f.ret(1)

