@@ -12,6 +12,7 @@ The seed is printed at the head and beside each failure; `--seed N` repeats it.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -111,6 +112,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for file in files:
         shuffle.shuffle(by_file[file])
     items[:] = [item for file in files for item in by_file[file]]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Thousands of items and every module live to the end: no collection of garbage looks at them again. Without this
+    each `gc.collect()` of a test, and each full collection between, walks all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

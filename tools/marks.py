@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,21 @@ def _tests(body: list[ast.stmt], outer: list[ast.expr]) -> Iterator[tuple[str, l
             yield node.name, [*outer, *node.decorator_list]
 
 
-def marks(name: str) -> list[Mark]:
-    """Every mark called `name` in the tests, sorted; a mark on a class or a module counts for each test in it."""
+@functools.cache
+def _files() -> list[tuple[str, list[tuple[str, list[ast.expr]]]]]:
+    """Every file of tests with its tests and their decorators; read once, whatever is asked of it."""
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text(), str(path))
-        for test, decorators in _tests(tree.body, _module_marks(tree)):
+        found.append((str(path.relative_to(ROOT)), list(_tests(tree.body, _module_marks(tree)))))
+    return found
+
+
+def marks(name: str) -> list[Mark]:
+    """Every mark called `name` in the tests, sorted; a mark on a class or a module counts for each test in it."""
+    found = []
+    for file, tests in _files():
+        for test, decorators in tests:
             for args, line in _marks(decorators, name):
-                found.append(Mark(name, args, str(path.relative_to(ROOT)), test, line))
+                found.append(Mark(name, args, file, test, line))
     return sorted(found)

@@ -13,6 +13,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -402,7 +403,7 @@ class _AllGather(torch.autograd.Function):  # type: ignore[misc]  # torch is unt
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         with ctx.owner.here():
-            return _scattered(ctx.owner, gradients[0].contiguous()).view(ctx.shape), None
+            return _ReduceScatter.apply(gradients[0].contiguous(), ctx.owner).view(ctx.shape), None
 
 
 class _ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
@@ -414,7 +415,7 @@ class _ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         with ctx.owner.here():
-            return _gathered(ctx.owner, gradients[0].contiguous()), None
+            return _AllGather.apply(gradients[0].contiguous(), ctx.owner), None
 
 
 class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
@@ -426,7 +427,7 @@ class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         with ctx.owner.here():
-            return _exchanged(ctx.owner, gradients[0].contiguous()), None
+            return _AllToAll.apply(gradients[0].contiguous(), ctx.owner), None
 
 
 # -------------------------------------------------------------------- linear maps
@@ -466,7 +467,7 @@ def linear_reduce(x: Any, weight: Any, bias: Any = None, group: Ranks = None) ->
     result is the same on every rank, and so must its gradient be.
     """
     _check_linear("linear_reduce", x, weight, bias)
-    return _Fused.apply(x, weight, bias, _communicator(group), _ALL_REDUCE)
+    return _Fused.apply(x, weight, bias, _communicator(group), _Exchange.ALL_REDUCE)
 
 
 def gather_linear(x: Any, weight: Any, bias: Any = None, group: Ranks = None) -> Any:
@@ -476,7 +477,7 @@ def gather_linear(x: Any, weight: Any, bias: Any = None, group: Ranks = None) ->
     of this rank]. The gradient of x is reduced and scattered in the launch that makes it.
     """
     _check_linear("gather_linear", x, weight, bias, is_matrix=True)
-    return _Fused.apply(x, weight, bias, _communicator(group), _ALL_GATHER)
+    return _Fused.apply(x, weight, bias, _communicator(group), _Exchange.ALL_GATHER)
 
 
 def linear_scatter(x: Any, weight: Any, bias: Any = None, group: Ranks = None) -> Any:
@@ -488,7 +489,7 @@ def linear_scatter(x: Any, weight: Any, bias: Any = None, group: Ranks = None) -
     _check_linear("linear_scatter", x, weight, bias, is_matrix=True)
     owner = _communicator(group)
     _share("linear_scatter", owner, x)
-    return _Fused.apply(x, weight, bias, owner, _REDUCE_SCATTER)
+    return _Fused.apply(x, weight, bias, owner, _Exchange.REDUCE_SCATTER)
 
 
 def _check_linear(name: str, x: Any, weight: Any, bias: Any, *, is_matrix: bool = False) -> None:
@@ -594,6 +595,7 @@ class _CopyToRanks(torch.autograd.Function):  # type: ignore[misc]
         return x.view_as(x)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, *gradients: Any) -> Any:
         d = gradients[0].clone(memory_format=torch.contiguous_format)
         with ctx.owner.here():
@@ -602,18 +604,22 @@ class _CopyToRanks(torch.autograd.Function):  # type: ignore[misc]
         return d, None
 
 
-# Which exchange goes with the product, forwards; the gradient of x takes the opposite one.
-_ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+class _Exchange(Enum):
+    """What goes with a product. The gradient of x takes the opposite one."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
 
 
 class _Fused(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, owner: _Communicator, exchange: str) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, owner: _Communicator, exchange: _Exchange) -> Any:
         ctx.owner, ctx.exchange, ctx.has_bias = owner, exchange, bias is not None
         ctx.save_for_backward(x, weight)
         y = _exchanged_product(owner, exchange, _matrix(x), weight.detach().t())
         y = _plus_bias(y, bias)
-        return y.view(*x.shape[:-1], -1) if exchange == _ALL_REDUCE else y
+        return y.view(*x.shape[:-1], weight.shape[0]) if exchange is _Exchange.ALL_REDUCE else y
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -627,11 +633,11 @@ def _fused_gradients(ctx: Any, gradient: Any) -> Any:
     owner, d, rows = ctx.owner, _matrix(gradient), _matrix(x)
     dx = dw = None
     # Every rank takes part in what is exchanged, whether or not it wants this gradient itself.
-    if ctx.exchange == _ALL_GATHER:
-        dx = _exchanged_product(owner, _REDUCE_SCATTER, d, weight.detach())
+    if ctx.exchange is _Exchange.ALL_GATHER:
+        dx = _exchanged_product(owner, _Exchange.REDUCE_SCATTER, d, weight.detach())
         dw = _product(d.t(), _gathered(owner, rows))
-    elif ctx.exchange == _REDUCE_SCATTER:
-        dx = _exchanged_product(owner, _ALL_GATHER, d, weight.detach())
+    elif ctx.exchange is _Exchange.REDUCE_SCATTER:
+        dx = _exchanged_product(owner, _Exchange.ALL_GATHER, d, weight.detach())
         dw = _product(_gathered(owner, d).t(), rows)
     else:
         dx, dw = _product(d, weight.detach()), _product(d.t(), rows)
@@ -639,13 +645,13 @@ def _fused_gradients(ctx: Any, gradient: Any) -> Any:
     return dx.view(x.shape), dw, db, None, None
 
 
-def _exchanged_product(owner: _Communicator, exchange: str, a: Any, b: Any) -> Any:
+def _exchanged_product(owner: _Communicator, exchange: _Exchange, a: Any, b: Any) -> Any:
     """a @ b with all-gathered rows, or summed over the ranks, whole or this rank's rows."""
     ranks = owner.collectives.group.size
     call: Callable[..., DeviceOp[Any]]
-    if exchange == _ALL_GATHER:
+    if exchange is _Exchange.ALL_GATHER:
         call, rows = owner.fused.all_gather_matmul, a.shape[0] * ranks
-    elif exchange == _REDUCE_SCATTER:
+    elif exchange is _Exchange.REDUCE_SCATTER:
         call, rows = owner.fused.matmul_reduce_scatter, a.shape[0] // ranks
     else:
         call, rows = owner.fused.matmul_all_reduce, a.shape[0]

@@ -6,7 +6,8 @@
     @silent(ranks=3)
     def test_f00_the_repaired_form(group): ...  # nothing is reported, and its own assertions hold
 
-`SCHEDULES` of them are tried in the suite; the long tier calls `test.run(schedules)` with more.
+`SCHEDULES` of them are tried in the suite, `QUICK_SCHEDULES` of what is to be silent in the quick tier; the long tier
+calls `test.form.run(schedules)` with more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from peertile.sim.verdicts import VerdictKind
 __all__ = ["SCHEDULES", "Form", "faulty", "silent"]
 
 SCHEDULES = 50
+QUICK_SCHEDULES = 8
 FAULT_SCHEDULES = 50
 
 
@@ -54,14 +56,25 @@ class Form:
 
 
 def _test(form: Form) -> Any:
-    def test() -> None:
-        form.run()
+    marks = [pytest.mark.feature("C1", "sim")]
+    if form.kind is None:
+        many = pytest.param(SCHEDULES, marks=pytest.mark.slow)
+        marks.append(pytest.mark.parametrize("schedules", [QUICK_SCHEDULES, many]))
+
+        def test(schedules: int) -> None:
+            form.run(schedules)
+    else:
+
+        def test() -> None:  # type: ignore[misc]
+            form.run()
 
     # Not functools.wraps: pytest would take the program's parameter for a fixture.
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(test, name, getattr(form.main, name))
     test.form = form  # type: ignore[attr-defined]
-    return pytest.mark.feature("C1", "sim")(test)
+    for mark in marks:
+        test = mark(test)
+    return test
 
 
 def faulty(kind: VerdictKind, *words: str, ranks: int = 2, **options: Any) -> Callable[[Any], Any]:

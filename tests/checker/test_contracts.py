@@ -313,6 +313,7 @@ def test_a_pointer_that_leaves_its_object_of_a_heap_is_out_of_bounds(n: int) -> 
         )
 
 
+@pytest.mark.slow
 def test_objects_of_8_gib_cost_nothing_until_they_are_touched() -> None:
     def main(group) -> None:
         x = pt.zeros((1 << 31,), pt.f32)

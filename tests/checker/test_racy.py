@@ -66,6 +66,7 @@ STEERED = {"equality_wait"}
 """Values decide what happens: only some schedules show the fault. Their rates are in test_seeds.py."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in STEERED])
 def test_the_verdict_does_not_depend_on_the_seed(name: str) -> None:
     kinds = set()
@@ -76,11 +77,12 @@ def test_the_verdict_does_not_depend_on_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("schedules", [8, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.feature("C1", "sim")
-def test_a_repaired_twin_is_silent(name: str) -> None:
-    report = check(RACY / f"{name}_fixed.py", schedules=50)
+def test_a_repaired_twin_is_silent(name: str, schedules: int) -> None:
+    report = check(RACY / f"{name}_fixed.py", schedules=schedules)
     assert report.clean, str(report)
-    assert report.exploration.schedules == 50
+    assert report.exploration.schedules == schedules
     assert report.exploration.unconfirmed == 0
 
 

@@ -171,8 +171,12 @@ def values_of(d) -> np.ndarray:
 
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.sentence("NU-30", "NU-31", "NU-32", "NU-33", "NU-34", "NU-35")
-@pytest.mark.parametrize("saturate", [False, True])
-@pytest.mark.parametrize("mode", list(T.Rounding), ids=lambda m: m.value)
+@pytest.mark.parametrize("saturate", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "mode",
+    [m if m is T.Rounding.DEFAULT else pytest.param(m, marks=pytest.mark.slow) for m in T.Rounding],
+    ids=[m.value for m in T.Rounding],
+)
 @pytest.mark.parametrize("d", each_dtype(ALL_DTYPES), ids=str)
 def test_every_cast_in_every_rounding(d, mode, saturate):
     if mode is not T.Rounding.DEFAULT and not d.is_float:

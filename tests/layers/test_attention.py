@@ -124,7 +124,10 @@ def test_a_recorded_step_sees_its_cache_grow(rng):
 @pytest.mark.feature("A4", "cpu")
 @pytest.mark.parametrize("pairs", RotaryPairs, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 3, 37, 64), (1, 2, 5, 48)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 1, 1, 2), marks=pytest.mark.slow), pytest.param((2, 3, 37, 64), marks=pytest.mark.slow),
+              (1, 2, 5, 48)], ids=str
+)  # fmt: skip
 def test_rope_turns_pairs_by_the_angle_of_their_position(rng, shape, dtype, pairs):
     batch, _, tokens, dim = shape
     x, a = made(rng, shape, dtype)

@@ -17,6 +17,14 @@ UPDATES = (T.relaxed, T.release)
 STORES = (T.weak, T.relaxed, T.release)
 
 
+def quick_first(name, orders):
+    """A parameter whose first value is tried in the quick tier, and the others in the suite: each compiles a kernel for
+    every row of a table."""
+    first, *others = orders
+    values = [first, *(pytest.param(o, marks=pytest.mark.slow) for o in others)]
+    return pytest.mark.parametrize(name, values, ids=[o.value for o in orders])
+
+
 def rows(table):
     """(dtype, reduction) of a table in the words of the language: an addition of floats is written T.add."""
     return [
@@ -36,7 +44,7 @@ def spawn(function, ranks, *args):
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("order", LOADS, ids=lambda o: o.value)
+@quick_first("order", LOADS)
 def test_every_load_reduce(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)]
     assert all(spawn(mr.load_reduces, ranks, cases, seed))
@@ -48,7 +56,7 @@ def test_every_load_reduce(ranks, order, seed):
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("order", UPDATES, ids=lambda o: o.value)
+@quick_first("order", UPDATES)
 def test_every_reduction_into_the_members(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(REDUCTIONS)]
     assert all(spawn(mr.reduces, ranks, cases, seed))
@@ -57,7 +65,7 @@ def test_every_reduction_into_the_members(ranks, order, seed):
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M2", "cuda")
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_store(ranks, seed):
     cases = list(itertools.product(MULTICAST_DTYPES, STORES))
     assert all(spawn(mr.stores, ranks, cases, seed))
@@ -104,14 +112,14 @@ def simulated(function, *args):
 
 @pytest.mark.feature("M1", "sim")
 @pytest.mark.feature("M2", "sim")
-@pytest.mark.parametrize("order", LOADS, ids=lambda o: o.value)
+@quick_first("order", LOADS)
 def test_every_load_reduce_in_sim(order, seed):
     simulated(mr.load_reduces, [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)], seed)
 
 
 @pytest.mark.feature("M2", "sim")
 @pytest.mark.feature("M3", "sim")
-@pytest.mark.parametrize("order", UPDATES, ids=lambda o: o.value)
+@quick_first("order", UPDATES)
 def test_every_reduction_into_the_members_in_sim(order, seed):
     simulated(mr.reduces, [(name, rmw, order) for name, rmw in rows(REDUCTIONS)], seed)
 

@@ -250,7 +250,9 @@ def test_a_tile_is_stored_at_an_element_and_nothing_beside_it(k):
 @pytest.mark.parametrize("k", [-1, 100, 2**62, -(2**63)])
 def test_a_tile_that_begins_outside_of_the_view_is_out_of_bounds(k):
     z = pt.zeros((16,), pt.f32)
-    with pytest.raises(OutOfBounds, match=rf"load_at from `x`: element offset of axis 0 is out of bounds: got {k}, limit 100"):
+    with pytest.raises(
+        OutOfBounds, match=rf"load_at from `x`: element offset of axis 0 is out of bounds: got {k}, limit 100"
+    ):
         load_from(z.partition(16), pt.asarray(VECTOR), k).sync()
 
 

@@ -193,9 +193,7 @@ def _tile_view_num_tiles(b: Build, self: Abstract) -> Abstract:
     )
 
 
-def _own_tile(
-    b: Build, tiles: TileView, index: Abstract, role: str, what: str = "tile index"
-) -> tuple[View, Abstract]:
+def _own_tile(b: Build, tiles: TileView, index: Abstract, role: str, what: str = "tile index") -> tuple[View, Abstract]:
     """The view whose tile is meant, and the tile's index in it."""
     if tiles.step == tiles.shape:
         return tiles.view, index

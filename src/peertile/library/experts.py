@@ -127,7 +127,9 @@ class Experts(FusedBase):
             )
         check_shape(f"{name}: ids", ids, self.device, (i32, i64), (x.shape[0], self.top_k))
         if not ids.is_contiguous:
-            raise ArgumentError(f"{name}: ids: expected a tensor without gaps, got strides {ids.strides}; copy it first")
+            raise ArgumentError(
+                f"{name}: ids: expected a tensor without gaps, got strides {ids.strides}; copy it first"
+            )
         flat = ids.reshape(ids.size)
         received = self.device.empty((self.on_rank, 1), i64)
         sent = self._last = Dispatched(self._rows, received, flat)

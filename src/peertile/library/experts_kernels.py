@@ -8,7 +8,8 @@ How memory that peers write is reused: a call begins with `hello`, so every rank
 dispatch ends once everybody has sent this rank all of its rows, combine once nobody reads this rank's rows any more.
 """
 
-# Kernels: tiles have operators in the kernel language, not in Python.
+# ruff: noqa: PT009
+# Kernels: tiles have operators in the kernel language, not in Python; `assert_` is one of its words.
 
 from __future__ import annotations
 
@@ -25,18 +26,24 @@ def chosen(ids: T.Shared, t: T.Tile, expert: T.Tile, BT: int) -> tuple[T.Tile, T
     return at, (ids.load((t,), (BT,)).astype(T.i64) == expert) & (at < ids.shape[0])
 
 
-def count_choices(
-    ids: T.Shared, counts: T.Peer, number: T.Tile, experts: T.Tile, L: int, BT: int
-) -> None:
+def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
+    """This program's tiles of the choices are numbers of experts, or -1. What lies behind them is 0."""
+    for t in T.range(T.program_id(0), T.cdiv(ids.shape[0], BT), T.num_programs(0)):
+        some = ids.load((t,), (BT,)).astype(T.i64)
+        T.assert_(
+            T.min(some) >= -1 and T.max(some) < experts, "dispatch: ids: expected numbers of experts, or -1 for none"
+        )
+
+
+def count_choices(ids: T.Shared, counts: T.Peer, number: T.Tile, L: int, BT: int) -> None:
     """Tells everybody how many choices of this rank are for expert `number` of each rank."""
     me = counts.rank
     for r in T.ranks():
         expert = r * L + number
         count = T.i64(0)
         for t in T.range(T.cdiv(ids.shape[0], BT)):
-            at, hit = chosen(ids, t, expert, BT)
+            _, hit = chosen(ids, t, expert, BT)
             count += T.sum(T.where(hit, 1, 0))
-        T.assert_(expert < experts or count == 0, "dispatch: ids: expected numbers of experts, or -1 for none")
         for to in T.ranks():
             T.st(counts, count, (me, expert), rank=to)
 
@@ -71,9 +78,10 @@ def dispatch(
     width = x.shape[1]
     most = order.shape[0] // T.num_programs(0)
     start = T.program_id(0) * most
+    check_choices(ids, experts, BT)
     meet(hello, agreed)
     for tile in received.tiles():
-        count_choices(ids, counts, tile.index[0], experts, L, BT)
+        count_choices(ids, counts, tile.index[0], L, BT)
     ready.notify()
     ready.wait()
     for tile in received.tiles():

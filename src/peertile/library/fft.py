@@ -60,9 +60,7 @@ class Fourier:
         """out[k] = 1/length Σ_j in[j] e^(2πi j k / length), for each row: see `inverse_fft`."""
         return self._op("inverse_fft", real, imag, out, is_inverse=True)
 
-    def _op(
-        self, name: str, real: Any, imag: Any, out: Any, *, is_inverse: bool
-    ) -> DeviceOp[tuple[Tensor, Tensor]]:
+    def _op(self, name: str, real: Any, imag: Any, out: Any, *, is_inverse: bool) -> DeviceOp[tuple[Tensor, Tensor]]:
         _check_rows(f"{name}: real", real, self.device, None)
         _check_rows(f"{name}: imag", imag, self.device, real.shape)
         if real.shape[1] != self.length:
@@ -98,9 +96,7 @@ def _check_rows(what: str, t: Any, device: Device | None, shape: tuple[int, ...]
     return t
 
 
-def fft(
-    real: Tensor, imag: Tensor, out: tuple[Tensor, Tensor] | None = None
-) -> DeviceOp[tuple[Tensor, Tensor]]:
+def fft(real: Tensor, imag: Tensor, out: tuple[Tensor, Tensor] | None = None) -> DeviceOp[tuple[Tensor, Tensor]]:
     """out[r, j] = Σ_k (real + i imag)[r, k] e^(-2πi j k / n), as a pair of tensors.
 
     real, imag and both of out [rows, n] f32, any strides; n a power of two up to 16384. A row for each program.

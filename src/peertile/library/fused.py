@@ -113,8 +113,8 @@ class FusedProducts(FusedBase):
         ]
         launch = fused_kernels.gather_gemm(
             *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (total, a.shape[1])), self._arrived,
-            self._turn, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr, MC=min(MOVED[1], power_of_two(a.shape[1])),
-            MOVERS=self.movers, BK=bk, STAGES=stages,
+            self._turn, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr,
+            MC=min(MOVED[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -133,7 +133,8 @@ class FusedProducts(FusedBase):
 
         a [m, k], b [k, columns] of one dtype, m and columns the same on every rank. Rank r gets `rows[r]` rows, in
         rank order (default: m / ranks each); out [rows[rank], columns] of the factors' dtype. `inner` says the k of
-        each rank, where they differ; 0 is fine. Parts are added in rank order in f32, so the result is the same on every run.
+        each rank, where they differ; 0 is fine. Parts are added in rank order in f32: the same result on every
+        run.
 
         >>> import numpy as np, peertile as pt
         >>> from peertile.library.fused import FusedProducts
@@ -170,8 +171,8 @@ class FusedProducts(FusedBase):
         """out = the sum over the ranks of a @ b, the same bits on every rank.
 
         a [m, k], b [k, columns] of one dtype, m and columns the same on every rank; out [m, columns] of the factors'
-        dtype. `inner` says the k of each rank, where they differ. Every part goes to every rank, which is for few rows: a step of decoding.
-        For many rows a reduce-scatter moves less.
+        dtype. `inner` says the k of each rank, where they differ. Every part goes to every rank, which is for few
+        rows: a step of decoding. For many rows a reduce-scatter moves less.
 
         >>> import numpy as np, peertile as pt
         >>> from peertile.library.fused import FusedProducts

@@ -50,9 +50,7 @@ def check_count(what: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def check_shape(
-    what: str, t: Any, device: Device, dtypes: Sequence[DType], axes: Sequence[str | int]
-) -> Tensor:
+def check_shape(what: str, t: Any, device: Device, dtypes: Sequence[DType], axes: Sequence[str | int]) -> Tensor:
     """`t`, a tensor on `device` of one of `dtypes` whose axes are as said: a number is an extent, a name any."""
     if not isinstance(t, Tensor):
         raise ArgumentError(f"{what}: expected a Tensor, got {type(t).__name__}; pt.asarray makes one")

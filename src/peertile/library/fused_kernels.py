@@ -25,9 +25,7 @@ def meet(hello: T.Mailbox, agreed: T.Tile) -> None:
             pass
 
 
-def product(
-    a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, BM: int, BN: int, BK: int, STAGES: int
-) -> T.Tile:
+def product(a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, BM: int, BN: int, BK: int, STAGES: int) -> T.Tile:
     """Tile (m, n) of a @ b, f32."""
     acc = T.zeros((BM, BN), T.f32)
     for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):

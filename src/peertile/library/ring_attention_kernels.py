@@ -1,4 +1,4 @@
-"""Attention over ranks in the public language: blocks of keys and values go round a ring, the softmax is formed on line.
+"""Attention over ranks in the public language: keys and values go round a ring, the softmax is formed on line.
 
 Every rank holds the queries, keys and values of a stretch of the sequence. In step s a rank attends to the block of
 rank - s, while its movers send that block on. A block lies in one of two slots: the slot that step s fills held the
@@ -23,7 +23,7 @@ __all__ = ["ring_attend"]
 def send_block(
     k: T.Shared, v: T.Shared, slots: T.Peer, s: T.Tile, count: T.Tile, to: T.Tile, MOVERS: int, MR: int, D: int
 ) -> None:
-    """This mover's rows of the block of step s into slot s % 2 of rank `to`: one's own, or what came the step before."""
+    """This mover's rows of the block of step s into slot s % 2 of rank `to`: one's own, or what came last."""
     groups = k.shape[0]
     there = slots.at(to)
     into = s % 2 * 2 * groups
@@ -57,9 +57,8 @@ def go_round(
                 free.wait(after, slot=p * (workers + 1) + w)
         send_block(k, v, slots, s, T.ld(starts, (source + 1,)) - T.ld(starts, (source,)), after, MOVERS, MR, D)
         T.st(arrived, base + s + 1, (p,), rank=after, order=T.release)
-        if s >= 1:
-            if s <= n - 3:
-                free.notify(to=before, slot=p * (workers + 1) + workers)
+        if s >= 1 and s <= n - 3:
+            free.notify(to=before, slot=p * (workers + 1) + workers)
 
 
 def attend_block(
@@ -155,8 +154,7 @@ def ring_attend(
                     else:
                         more = T.where((T.iota(D) == 0)[None, :], best, norm)
                         sums.local.store((h, i, 0), T.reshape(T.cat((acc, more), axis=1), (1, BQ, 2 * D)))
-            if s >= 1:
-                if s <= n - 3:
-                    for m in T.range(MOVERS):
-                        free.notify(to=(me + n - 1) % n, slot=m * (workers + 1) + p - MOVERS)
+            if s >= 1 and s <= n - 3:
+                for m in T.range(MOVERS):
+                    free.notify(to=(me + n - 1) % n, slot=m * (workers + 1) + p - MOVERS)
     T.st(turn.local, turns + 1, (p,))

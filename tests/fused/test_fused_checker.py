@@ -1,0 +1,43 @@
+"""Fused kernels on the simulated machine: no race, no deadlock, right values on every schedule."""
+
+import fused_programs as programs
+import pytest
+
+from peertile.testing import assert_clean
+
+ROWS = {"ring": "A4", "causal": "A4", "experts": "A3"}
+CASES = [
+    pytest.param(name, marks=pytest.mark.feature(ROWS.get(name.split()[0], "A2"), "sim")) for name in programs.PROGRAMS
+]
+
+
+def small(name):
+    def main(group):
+        programs.PROGRAMS[name](group, workers=2)
+
+    return main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_fused_kernels_are_clean_on_twenty_schedules(name, ranks):
+    report = assert_clean(small(name), ranks, schedules=20)
+    assert report.exploration.unconfirmed == 0
+
+
+@pytest.mark.slow
+@pytest.mark.feature("A2", "sim")
+@pytest.mark.feature("A4", "sim")
+def test_several_movers_are_clean():
+    assert_clean(lambda group: programs.gathered_product(group, movers=2, workers=1) and None, 3, schedules=20)
+    assert_clean(lambda group: programs.ring(group, movers=2, workers=1) and None, 4, schedules=20)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_fused_kernels_are_clean_on_a_thousand_schedules(name, ranks):
+    report = assert_clean(small(name), ranks, schedules=1000)
+    assert report.exploration.unconfirmed == 0
