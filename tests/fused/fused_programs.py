@@ -47,7 +47,7 @@ def caught(call, error):
 def gathered_product(group, rows=(5, 0, 3, 9), inner=6, columns=5, dtype="f32", turns=2, seed=0, **options):
     """All-gather + product, twice with new factors, into poisoned outputs."""
     rows = list(rows)[: group.size]
-    with FusedProducts(group, staging_bytes=1 << 20, **options) as products:
+    with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         for turn in range(turns):
             parts = [numbers((seed, turn, r), dtype, rows[r], inner) for r in range(group.size)]
             b, exact = numbers((seed, turn, 100 + group.rank), dtype, inner, columns)
@@ -70,7 +70,7 @@ def scattered_product(group, rows=(5, 0, 3, 9), inner=(6, 3, 0, 7), columns=5, d
     """Product + reduce-scatter."""
     rows, inner = list(rows)[: group.size], list(inner)[: group.size]
     first = sum(rows[: group.rank])
-    with FusedProducts(group, staging_bytes=1 << 20, **options) as products:
+    with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, sum(rows), inner, columns)
             out = poisoned((rows[group.rank], columns), dtype)
@@ -82,7 +82,7 @@ def scattered_product(group, rows=(5, 0, 3, 9), inner=(6, 3, 0, 7), columns=5, d
 def reduced_product(group, m=3, inner=(6, 3, 0, 7), columns=9, dtype="f32", turns=2, seed=0, **options):
     """Product + all-reduce: right, and the same bits on every rank."""
     inner = list(inner)[: group.size]
-    with FusedProducts(group, staging_bytes=1 << 20, **options) as products:
+    with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, m, inner, columns)
             out = poisoned((m, columns), dtype)

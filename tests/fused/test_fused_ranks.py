@@ -59,10 +59,11 @@ def test_fused_kernels_over_processes(name):
 @pytest.mark.feature("A2", "cpu")
 @pytest.mark.parametrize(("movers", "workers"), [(1, 1), (2, 3)])
 def test_any_number_of_movers_and_workers_is_right(movers, workers, seed):
-    options = {"movers": movers, "workers": workers, "seed": seed}
+    options = {"movers": movers, "workers": workers, "seed": seed, "staging_bytes": 1 << 22}
     spawned(programs.gathered_product, 3, (150, 0, 601), 40, 300, **options)
-    spawned(programs.ring, 3, (70, 9, 140), 2, 1, 20, **options)
     spawned(programs.scattered_product, 3, (300, 1, 0), (40, 33, 1), 300, **options)
+    del options["staging_bytes"]
+    spawned(programs.ring, 3, (70, 9, 140), 2, 1, 20, **options)
 
 
 @pytest.mark.slow
