@@ -6,6 +6,9 @@ alternate call by call; the vectors of both are compared. Prints a record: bench
     python benchmarks/embed_throughput.py > benchmarks/records/2026-11-29-embed-zen5x2.json
 """
 
+# ruff: noqa: ANN001, ANN201, ANN202, E402
+# The number of threads is read when a library is imported. Annotated like the example that is measured: not at all.
+
 import importlib.util
 import json
 import os

@@ -50,19 +50,19 @@ def _tests(body: list[ast.stmt], outer: list[ast.expr]) -> Iterator[tuple[str, l
 
 
 @functools.cache
-def _files() -> list[tuple[str, list[tuple[str, list[ast.expr]]]]]:
+def _files(folder: Path, root: Path) -> list[tuple[str, list[tuple[str, list[ast.expr]]]]]:
     """Every file of tests with its tests and their decorators; read once, whatever is asked of it."""
     found = []
-    for path in sorted(TESTS.rglob("test_*.py")):
+    for path in sorted(folder.rglob("test_*.py")):
         tree = ast.parse(path.read_text(), str(path))
-        found.append((str(path.relative_to(ROOT)), list(_tests(tree.body, _module_marks(tree)))))
+        found.append((str(path.relative_to(root)), list(_tests(tree.body, _module_marks(tree)))))
     return found
 
 
 def marks(name: str) -> list[Mark]:
     """Every mark called `name` in the tests, sorted; a mark on a class or a module counts for each test in it."""
     found = []
-    for file, tests in _files():
+    for file, tests in _files(TESTS, ROOT):
         for test, decorators in tests:
             for args, line in _marks(decorators, name):
                 found.append(Mark(name, args, file, test, line))

@@ -152,8 +152,10 @@ def test_f46_programs_that_meet_unequally_often_are_told_in_time(monkeypatch):
         meet_steps.grid(2)(pt.asarray(np.array([3, 3])), arrived).sync()
         assert arrived.numpy().tolist() == [6]
         arrived.copy_from([0])
-        with pytest.raises(WaitTimeout, match=r"expected at least 6.*seen 5|seen 5|got 5") as caught:
+        with pytest.raises(WaitTimeout) as caught:
             meet_steps.grid(2)(pt.asarray(np.array([2, 3])), arrived).sync()
+        text = "wait for arrived, slot 0: nothing came within 0.3 s; expected 6, last seen 5 (rank 0, program 1, "
+        assert str(caught.value).startswith(text)
         assert "T.wait_ge(arrived, 2 * (k + 1), index=(0,))" in str(caught.value)
 
 
@@ -294,14 +296,18 @@ def reductions(group):
         try:
             c.all_reduce(pt.full((3,), True, b1))
         except pt.PeertileError as error:
-            return wraps, type(error).__name__
+            return wraps, str(error)
     return wraps, None
 
 
+@pytest.mark.slow
 def test_f114_every_reduction_of_every_type_is_right_or_refused_alike():
     first, second = spawn(reductions, 2)
     assert first == second
-    assert first[0] == [400 - 256] * 3
+    assert first == (
+        [400 - 256] * 3,
+        "all_reduce: op: SUM is not defined for bool; convert to u8: MIN is and, MAX is or",
+    )
 
 
 # ---------------------------------------------------------------- offsets

@@ -337,7 +337,7 @@ def test_float_to_wider_float_is_exact(src: DType, dst: DType) -> None:
             same(found, [float(v) for v in x])
 
 
-def test_f64_goes_through_f32_to_narrower_types() -> None:
+def test_conversions_of_f64_go_through_f32_to_narrower_types() -> None:
     # Just above a tie of bf16 and of f16, lost in f32: to the even neighbour, not up.
     x = np.array([1 + 2**-8 + 2**-40, 1 + 2**-11 + 2**-40], np.float64)
     assert apply("cast(%a)", TileType(bf16, (2,)), x)[0] == 1

@@ -96,7 +96,7 @@ def test_one_process_compiles_fp8_for_old_and_new_architectures():
         assert native == (arch == "sm_90")
 
 
-def test_f32_products_can_go_through_tf32():
+def test_products_of_f32_can_go_through_tf32():
     fast = compile_kernel(product(f32, f32), options=CudaOptions(f32_mma="tf32x3")).text["ptx"]
     assert "tf32" in fast
 
