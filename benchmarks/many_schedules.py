@@ -1,4 +1,4 @@
-"""No false report: every collective, mailbox, example and repaired case on many schedules, on 2 to 4 ranks.
+"""No false report: every collective, fused kernel, mailbox, example and repaired case on many schedules, 2 to 4 ranks.
 
     python benchmarks/many_schedules.py --state soak.jsonl --budget-s 60     # again, until it says that all is done
     python benchmarks/many_schedules.py --state soak.jsonl --record benchmarks/records/DATE-schedules-MACHINE.json
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cases")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cases"), str(ROOT / "tests" / "fused")]
 
-from tests.checker.test_library import NAMES, collective  # noqa: E402 - found only now
+from fused_programs import SMALL  # noqa: E402 - found only now
+from tests.checker.test_library import NAMES, collective  # noqa: E402
 from tests.sim.kernels import all_reduce_kernel, box_type, floats  # noqa: E402
 
 from peertile.checker.check import declared  # noqa: E402
@@ -52,6 +53,9 @@ def programs() -> Iterator[tuple[str, Callable[[], Case]]]:
                 f"collective {name}, {ranks} ranks",
                 lambda name=name, n=n, ranks=ranks: ProgramCase(collective(name, n), ranks),
             )
+    for name, fused in SMALL.items():
+        for ranks in RANKS:
+            yield f"fused {name}, {ranks} ranks", lambda fused=fused, ranks=ranks: ProgramCase(fused, ranks)
     for depth, acknowledged in ((2, False), (4, False), (1, True), (2, True)):
         for ranks in RANKS:
             how = "acknowledged" if acknowledged else "not acknowledged"

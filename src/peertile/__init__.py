@@ -76,7 +76,7 @@ from peertile.runtime.registry import current_device, open_device, use_device
 from peertile.runtime.schedule import PerDevice, RoundRobin, SchedulingPolicy, SingleStream
 from peertile.runtime.stream import Event, Stream, leaked_submissions, live_submissions
 from peertile.runtime.tensor import FrozenTensor, Partition, Tensor, TensorView
-from peertile.tuning import Autotuned, autotune
+from peertile.tuning.autotune import Autotuned, autotune
 
 __version__ = "0.1.0.dev0"
 

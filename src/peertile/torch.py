@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
+from math import prod
 from typing import Any
 
 import torch
@@ -510,7 +511,7 @@ def _check_linear(name: str, x: Any, weight: Any, bias: Any, *, is_matrix: bool 
 
 def _matrix(tensor: Any) -> Any:
     """[..., width] as a matrix without gaps."""
-    return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
+    return tensor.detach().reshape(prod(tensor.shape[:-1]), tensor.shape[-1]).contiguous()
 
 
 def _made(shape: tuple[int, ...], like: Any, op: Callable[[Tensor], DeviceOp[Any]]) -> Any:

@@ -7,7 +7,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.testing.mutation import Configuration, judge, mutations, truth
 
-QUICK = ("barrier", "all_reduce symmetric one_shot, 40")
+QUICK = ("barrier", pytest.param("all_reduce symmetric one_shot, 40", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -18,7 +18,9 @@ SAYS = {
     "pipelines": "pipelines: 6 inputs agree, chained, awaited, shared and replayed",
     "graph_loop": "graph_loop: 20 replays of 4 nodes are right",
     "serve_digits": "serve_digits: every client was answered",
+    "decode_loop": "decode_loop: 12 replays of 42 nodes on {n} ranks are right",
 }
+ELSEWHERE = {"embed"}  # needs published weights: tests/layers/test_embed.py
 
 
 def run(name, ranks, *, timeout=110, device="cpu"):
@@ -31,7 +33,7 @@ def run(name, ranks, *, timeout=110, device="cpu"):
 
 
 def test_every_example_has_its_line_here():
-    assert {p.stem for p in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert {p.stem for p in EXAMPLES.glob("*.py")} == set(SAYS) | ELSEWHERE
 
 
 @pytest.mark.slow

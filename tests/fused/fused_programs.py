@@ -10,7 +10,7 @@ from peertile.library.experts import Experts
 from peertile.library.fused import FusedProducts
 from peertile.library.ring_attention import RingAttention
 
-__all__ = ["PROGRAMS", "TOLERANCE", "attention_reference", "caught", "close", "moe_reference", "numbers"]
+__all__ = ["PROGRAMS", "SMALL", "TOLERANCE", "attention_reference", "caught", "close", "moe_reference", "numbers"]
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2}
 """Of one rounding to the type, relative to values of about 1."""
@@ -202,3 +202,23 @@ PROGRAMS = {
     "experts": experts,
     "experts with few places": few_places,
 }
+
+
+def _small(program, **options):
+    def main(group):
+        program(group, **options)
+
+    return main
+
+
+_PRODUCT = {"workers": 2, "tile": (2, 4, 4), "staging_bytes": 1 << 14}
+SMALL = {
+    "all-gather + product": _small(gathered_product, rows=(5, 0, 3, 4), **_PRODUCT),
+    "product + reduce-scatter": _small(scattered_product, rows=(5, 0, 3, 2), **_PRODUCT),
+    "product + all-reduce": _small(reduced_product, **_PRODUCT),
+    "ring attention": _small(ring, workers=2, tile=(2, 4)),
+    "causal ring attention": _small(ring, causal=True, workers=2, tile=(2, 4)),
+    "experts": _small(experts, rows=(3, 0, 2, 1), width=2, workers=2),
+    "experts with few places": _small(experts, rows=(3, 0, 2, 1), width=2, places=4, workers=2),
+}
+"""Programs for the simulated machine: with several tiles and chunks for each program, and few elements in them."""

@@ -7,22 +7,15 @@ from peertile.testing import assert_clean
 
 ROWS = {"ring": "A4", "causal": "A4", "experts": "A3"}
 CASES = [
-    pytest.param(name, marks=pytest.mark.feature(ROWS.get(name.split()[0], "A2"), "sim")) for name in programs.PROGRAMS
+    pytest.param(name, marks=pytest.mark.feature(ROWS.get(name.split()[0], "A2"), "sim")) for name in programs.SMALL
 ]
-
-
-def small(name):
-    def main(group):
-        programs.PROGRAMS[name](group, workers=2)
-
-    return main
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_fused_kernels_are_clean_on_twenty_schedules(name, ranks):
-    report = assert_clean(small(name), ranks, schedules=20)
+    report = assert_clean(programs.SMALL[name], ranks, schedules=20)
     assert report.exploration.unconfirmed == 0
 
 
@@ -30,8 +23,10 @@ def test_fused_kernels_are_clean_on_twenty_schedules(name, ranks):
 @pytest.mark.feature("A2", "sim")
 @pytest.mark.feature("A4", "sim")
 def test_several_movers_are_clean():
-    assert_clean(lambda group: programs.gathered_product(group, movers=2, workers=1) and None, 3, schedules=20)
-    assert_clean(lambda group: programs.ring(group, movers=2, workers=1) and None, 4, schedules=20)
+    assert_clean(
+        lambda group: programs.gathered_product(group, movers=2, workers=1, tile=(2, 4, 4)) and None, 3, schedules=20
+    )
+    assert_clean(lambda group: programs.ring(group, movers=2, workers=1, tile=(2, 2)) and None, 4, schedules=20)
 
 
 @pytest.mark.long
@@ -39,5 +34,5 @@ def test_several_movers_are_clean():
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_fused_kernels_are_clean_on_a_thousand_schedules(name, ranks):
-    report = assert_clean(small(name), ranks, schedules=1000)
+    report = assert_clean(programs.SMALL[name], ranks, schedules=1000)
     assert report.exploration.unconfirmed == 0

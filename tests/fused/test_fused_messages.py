@@ -95,6 +95,11 @@ def test_communicators_name_bad_options():
             lambda: FusedProducts(group, partials=pt.i32),
             "FusedProducts: partials: expected f32, f16 or bf16, got i32",
         ),
+        (
+            lambda: FusedProducts(group, tile=(2, 3, 4)),
+            "FusedProducts: tile: expected 3 powers of two, got (2, 3, 4)",
+        ),
+        (lambda: RingAttention(group, tile=4), "RingAttention: tile: expected 2 powers of two, got 4"),
         (lambda: RingAttention(group, movers="a"), "RingAttention: movers: expected an integer >= 1, got 'a'"),
         (
             lambda: Experts(group, experts=2, rows=1, width=1, top_k=3, dtype=F32),

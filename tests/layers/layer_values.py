@@ -9,6 +9,11 @@ ROUNDING = {pt.f32: 2e-6, pt.f16: 1e-3, pt.bf16: 8e-3}
 """One unit in the last place of the result, and what sums of f32 add to it."""
 
 
+def cases(*shapes):
+    """Every shape in f32, and the last one in the other types: a kernel is compiled for each of them."""
+    return [(shape, pt.f32) for shape in shapes] + [(shapes[-1], dtype) for dtype in DTYPES[1:]]
+
+
 def made(rng, shape, dtype, scale=1.0):
     """A tensor of normal numbers, and the f64 values that it holds."""
     tensor = pt.asarray(rng.standard_normal(shape) * scale, dtype)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from layer_values import DTYPES, close, made, poisoned
+from layer_values import DTYPES, cases, close, made, poisoned
 
 import peertile as pt
 from peertile.library.attention import RotaryPairs, attention, cache_append, decode_attention, rope, rope_tables
@@ -92,8 +92,7 @@ def test_attention_of_nothing(shape):
 
 
 @pytest.mark.feature("A4", "cpu")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (2, 14, 2, 300, 64), (3, 4, 4, 65, 24)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), cases((1, 1, 1, 1, 1), (2, 14, 2, 300, 64), (3, 4, 4, 65, 24)), ids=str)
 def test_decode_attention_sees_the_cache_up_to_its_length(rng, shape, dtype):
     b, h, g, capacity, d = shape
     lengths = rng.integers(1, capacity + 1, b)
@@ -154,8 +153,7 @@ def test_a_position_beyond_the_tables_or_the_cache_is_an_assertion(bad):
         cache_append(pt.zeros((1, 1, 4, 4), pt.f32), pt.zeros((1, 1, 4), pt.f32), at.reshape(1)).sync()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 2, 200, 24)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), cases((1, 1, 1, 1), (3, 2, 200, 24)), ids=str)
 def test_cache_append_writes_one_row_of_each_head_and_nothing_else(rng, shape, dtype):
     cache, before = made(rng, shape, dtype)
     row, values = made(rng, (*shape[:2], shape[3]), dtype)

@@ -1,6 +1,6 @@
 """Collectives over multicast tensors: right values, the same bits, refusals; and on the simulated machine no fault."""
 
-import library_ranks
+import multimem_ranks
 import numpy as np
 import pytest
 
@@ -23,7 +23,7 @@ def spawn(function, ranks, *args):
 @pytest.mark.parametrize("count", [0, 2, 48, 4096, 6144])
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (3, "i64")])
 def test_collectives_give_the_values_and_the_same_bits(ranks, name, count, seed):
-    results = spawn(library_ranks.everything, ranks, name, count, seed)
+    results = spawn(multimem_ranks.everything, ranks, name, count, seed)
     assert len(set(results)) == 1
 
 
@@ -31,13 +31,13 @@ def test_collectives_give_the_values_and_the_same_bits(ranks, name, count, seed)
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 @pytest.mark.parametrize("name", ["i32", "i64", "f16", "bf16"])
 def test_extrema(name, op, seed):
-    assert all(spawn(library_ranks.extrema, 3, name, op, seed))
+    assert all(spawn(multimem_ranks.extrema, 3, name, op, seed))
 
 
 @pytest.mark.any_device
 @pytest.mark.slow
 def test_over_processes(seed):
-    found = pt.spawn(library_ranks.everything, 2, ("f32", 4096, seed), model=pt.RankModel.PROCESSES, timeout_s=60)
+    found = pt.spawn(multimem_ranks.everything, 2, ("f32", 4096, seed), model=pt.RankModel.PROCESSES, timeout_s=60)
     assert len(set(found)) == 1
 
 

@@ -43,7 +43,7 @@ def spawn(function, ranks, *args):
 @pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @quick_first("order", LOADS)
 def test_every_load_reduce(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)]
@@ -55,7 +55,7 @@ def test_every_load_reduce(ranks, order, seed):
 @pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @quick_first("order", UPDATES)
 def test_every_reduction_into_the_members(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(REDUCTIONS)]
@@ -65,7 +65,7 @@ def test_every_reduction_into_the_members(ranks, order, seed):
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M2", "cuda")
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_store(ranks, seed):
     cases = list(itertools.product(MULTICAST_DTYPES, STORES))
     assert all(spawn(mr.stores, ranks, cases, seed))
@@ -74,7 +74,7 @@ def test_every_store(ranks, seed):
 @pytest.mark.any_device
 @pytest.mark.feature("M4", "cpu")
 @pytest.mark.feature("M4", "cuda")
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_bulk_store_and_bulk_reduction(ranks, seed):
     assert all(spawn(mr.stores, ranks, [(name, T.weak) for name in MULTICAST_DTYPES], seed, True))
     cases = [(name, rmw, None) for name, rmw in rows(BULK_REDUCTIONS)]

@@ -76,7 +76,7 @@ GRAPHS = {
 
 
 @pytest.mark.sentence("MB-8")
-@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sums_are_right_under_skewed_schedules(name, ahead, seed):
     for depth in (1, 2, 4):

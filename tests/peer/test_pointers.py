@@ -27,7 +27,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "handshake.py"
 
 
 @pytest.mark.feature("K11", "cpu")
-@pytest.mark.parametrize("dtype", ["i32", "i64", "u32", "u64", "f32", "f64", "i8", "u16", "f16", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "i32",
+        "bf16",
+        *(pytest.param(d, marks=pytest.mark.slow) for d in ("i64", "u32", "u64", "f32", "f64", "i8", "u16", "f16")),
+    ],
+)
 def test_pointer_atomics_of_every_kind_order_and_scope(dtype):
     assert pointer_ranks.atomics([dtype]) >= 12
 

@@ -93,3 +93,17 @@ def test_import_peertile_brings_nothing_heavy() -> None:
 
 def test_architecture_shows_the_floors_as_they_are() -> None:
     assert f"```text\n{floors.table()}\n```" in (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def test_what_tests_share_has_a_name_of_its_own() -> None:
+    """Folders of tests are put on the path together: of two modules of one name the second would never be found."""
+    shared: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        on_path = (
+            "sys.path.insert" in (path.parent / "conftest.py").read_text()
+            if (path.parent / "conftest.py").exists()
+            else False
+        )
+        if on_path and not path.name.startswith(("test_", "conftest", "__init__")):
+            shared.setdefault(path.stem, []).append(str(path.relative_to(ROOT)))
+    assert [paths for paths in shared.values() if len(paths) > 1] == []

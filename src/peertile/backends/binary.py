@@ -119,10 +119,10 @@ class Compiled(NamedTuple):
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""
         steering = None if self.steering is None else sorted(self.steering)
         head = [self.has_mailbox, steering, [list(check) for check in self.checks], self.bounds, self.program_slots]
-        whole = [list(w) for w in self.whole_tiles]
+        tail = [[list(w) for w in self.whole_tiles], self.peer_atomics]
         import json
 
-        return json.dumps([*head, whole, self.peer_atomics], separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
+        return json.dumps([*head, *tail], separators=(",", ":")).encode() + b"\n" + self.binary.to_bytes()
 
     @staticmethod
     def from_bytes(

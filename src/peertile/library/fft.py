@@ -15,6 +15,7 @@ from peertile.library import fft_kernels
 from peertile.op import value
 from peertile.runtime.device import Device
 from peertile.runtime.op import DeviceOp
+from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor
 
 __all__ = ["LONGEST", "Fourier", "fft", "inverse_fft"]
@@ -24,22 +25,23 @@ LONGEST = 1 << 14
 
 
 class Fourier:
-    """Transforms of rows of `length` (a power of two up to 16384) on `device`: the factors, computed once.
+    """Transforms of rows of `length` (a power of two up to 16384) on `device` (default: the current one): the
+    factors, computed once.
 
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.fft import Fourier
-    >>> fourier = Fourier(4, pt.device())
+    >>> fourier = Fourier(4)
     >>> one = pt.asarray(np.array([[1.0, 0, 0, 0]], np.float32))
     >>> real, imag = fourier.forward(one, pt.zeros((1, 4), pt.f32)).sync()
     >>> real.numpy().tolist(), imag.numpy().tolist()
     ([[1.0, 1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 0.0]])
     """
 
-    def __init__(self, length: int, device: Device) -> None:
+    def __init__(self, length: int, device: Device | None = None) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LONGEST or length & length - 1:
             raise ArgumentError(f"fft: rows: expected a power of two up to {LONGEST} for their length, got {length!r}")
         self.length = length
-        self.device = device
+        self.device = device = current_device() if device is None else device
         angles = np.zeros(length)
         m = 1
         while m < length:

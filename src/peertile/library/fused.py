@@ -14,7 +14,7 @@ from peertile.comm.symmetric import SymmetricHeap
 from peertile.dtypes import DType, f32, i64, u8
 from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
-from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
+from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
 from peertile.library.products import choose_product
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
@@ -39,7 +39,8 @@ class FusedProducts(FusedBase):
     context manager. `staging_bytes` of each rank's heap hold what peers send: the gathered rows, or the parts of a
     sum. `movers` programs of an all-gather move data while `workers` others compute (default: what the device gives).
     `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
-    once for each rank, as a reduction of the product's own type would.
+    once for each rank, as a reduction of the product's own type would. `tile` (rows, columns, inner extent, at most)
+    goes before the measured table.
 
     Factors are f32, f16 or bf16, sums f32. Operations of one communicator run in order on one stream.
 
@@ -59,7 +60,9 @@ class FusedProducts(FusedBase):
         movers: int = 1,
         workers: int | None = None,
         partials: DType = f32,
+        tile: tuple[int, int, int] | None = None,
     ) -> None:
+        self.tile = check_tile("FusedProducts", tile, 3)
         check_count("FusedProducts: staging_bytes", staging_bytes)
         check_count("FusedProducts: movers", movers)
         if partials not in FLOATS:
@@ -68,7 +71,7 @@ class FusedProducts(FusedBase):
         words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES)
         super().__init__(
             where, staging_bytes=staging_bytes + words, movers=movers, workers=workers,
-            agreed=(staging_bytes, partials.name),
+            agreed=(staging_bytes, partials.name, tile),
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
@@ -103,7 +106,7 @@ class FusedProducts(FusedBase):
         self._check_staging(name, total * a.shape[1] * a.dtype.itemsize, "the gathered rows")
         bm, bn, bk, stages = self._tiles(a, max(shares), b.shape[1], a.shape[1])
         # Chunks are whole moved tiles, and no more of them than there are words.
-        mr = min(MOVED[0], power_of_two(max(shares)))
+        mr = min(MOVED[0], power_of_two(max(shares)), bm)
         chunk = max(power_of_two(-(-max(shares) // MOST_CHUNKS)), min(bm, power_of_two(max(shares))), mr)
         first = sum(shares[:me])
         last = first + shares[me]
@@ -230,6 +233,6 @@ class FusedProducts(FusedBase):
         on_gpu = self.device.driver.kind is DriverKind.CUDA
         way = choose_product(self.device.target or "cpu", a.dtype.name, rows)
         least = LEAST_ON_GPU if on_gpu else 1
-        extents = zip((*way.tile, way.inner), (rows, columns, inner), strict=True)
+        extents = zip(self.tile or (*way.tile, way.inner), (rows, columns, inner), strict=True)
         bm, bn, bk = (max(min(most, power_of_two(n)), least) for most, n in extents)
         return bm, bn, bk, way.stages

@@ -24,7 +24,7 @@ from peertile.runtime.driver import DriverKind
 from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor
 
-__all__ = ["FLOATS", "FusedBase", "check_count", "check_shape", "power_of_two"]
+__all__ = ["FLOATS", "FusedBase", "check_count", "check_shape", "check_tile", "power_of_two"]
 
 FLOATS = (f32, f16, bf16)
 """Types of factors and rows. Sums are f32."""
@@ -48,6 +48,17 @@ def check_count(what: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ArgumentError(f"{what}: expected an integer >= {least}, got {value!r}")
     return int(value)
+
+
+def check_tile(what: str, tile: Any, axes: int) -> tuple[int, ...] | None:
+    """`tile`, None or so many powers of two."""
+    if tile is not None and not (
+        isinstance(tile, tuple)
+        and len(tile) == axes
+        and all(isinstance(n, int) and n > 0 and not n & n - 1 for n in tile)
+    ):
+        raise ArgumentError(f"{what}: tile: expected {axes} powers of two, got {tile!r}")
+    return tile
 
 
 def check_shape(what: str, t: Any, device: Device, dtypes: Sequence[DType], axes: Sequence[str | int]) -> Tensor:

@@ -14,7 +14,7 @@ from peertile.comm.symmetric import SymmetricHeap
 from peertile.dtypes import f32, i64, u8
 from peertile.errors import ArgumentError
 from peertile.library import ring_attention_kernels
-from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
+from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
@@ -33,6 +33,7 @@ class RingAttention(FusedBase):
     Collective: every rank makes it, calls it and closes it in the same order; it is a context manager. Each rank's
     heap holds `staging_bytes` for two blocks of keys and values, and as many for sums between steps: never the whole
     sequence. `movers` programs move blocks while `workers` others compute (default: what the device gives).
+    `tile` is how many queries, and keys, are taken at a time, at most.
 
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.ring_attention import RingAttention
@@ -49,11 +50,17 @@ class RingAttention(FusedBase):
         staging_bytes: int = 16 << 20,
         movers: int = 1,
         workers: int | None = None,
+        tile: tuple[int, int] | None = None,
     ) -> None:
+        self.tile = check_tile("RingAttention", tile, 2)
         check_count("RingAttention: staging_bytes", staging_bytes)
         check_count("RingAttention: movers", movers)
         super().__init__(
-            where, staging_bytes=2 * staging_bytes + (1 << 16), movers=movers, workers=workers, agreed=staging_bytes
+            where,
+            staging_bytes=2 * staging_bytes + (1 << 16),
+            movers=movers,
+            workers=workers,
+            agreed=(staging_bytes, tile),
         )
         self.staging_bytes = staging_bytes
         self._slots = self._own(self.heap.empty((staging_bytes,), u8))
@@ -110,8 +117,8 @@ class RingAttention(FusedBase):
         check_shape(f"{name}: out", o, self.device, (q.dtype,), q.shape)
         on_gpu = self.device.driver.kind is DriverKind.CUDA
         wide = max(power_of_two(dim), 16 if on_gpu else 2)
-        bq = max(min(power_of_two(longest), 64), 16 if on_gpu else 1)
-        bk = max(min(power_of_two(longest), 64 if on_gpu else 128), 16 if on_gpu else 1)
+        most = self.tile or (64, 64 if on_gpu else 128)
+        bq, bk = (max(min(power_of_two(longest), n), 16 if on_gpu else 1) for n in most)
         blocks, sums = (4 * groups, longest, dim), (heads, longest, 2 * wide)
         for shape, dtype, what in ((blocks, q.dtype, "two blocks of keys and values"), (sums, f32, "sums")):
             need = shape[0] * shape[1] * shape[2] * dtype.itemsize
@@ -125,6 +132,6 @@ class RingAttention(FusedBase):
             self._seen_as(self._slots, q.dtype, blocks), self._seen_as(self._sums, f32, sums), self._arrived,
             self._free, self._turn, self._starts(shares), float(dim) ** -0.5 if scale is None else float(scale),
             self._number(shares, heads, groups, dim), BK=bk, CAUSAL=bool(causal), MOVERS=self.movers,
-            MR=min(MOVED_ROWS, power_of_two(longest)),
+            MR=min(MOVED_ROWS, power_of_two(longest), bk),
         )  # fmt: skip
         return launch.map(lambda *_: o)

@@ -43,7 +43,7 @@ class SharedTensor:
 
     @property
     def peer_atomics(self) -> bool:
-        """Whether atomics of every device that shares the buffer are atomic for all; on one piece of hardware always."""
+        """Whether atomics of every device that shares the buffer are atomic for all; on one device always."""
         drivers = {d.driver.identity for d in self.devices}
         return len(drivers) == 1 or all(d.capabilities.peer_atomics for d in self.devices)
 

@@ -4,8 +4,7 @@
 with the other ranks; `store.py` keeps what was found; `autotune.py` is what users call.
 """
 
-from peertile.tuning.autotune import Autotuned, autotune
 from peertile.tuning.rules import Rules
 from peertile.tuning.session import Decision
 
-__all__ = ["Autotuned", "Decision", "Rules", "autotune"]
+__all__ = ["Decision", "Rules"]
