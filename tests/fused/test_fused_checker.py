@@ -5,10 +5,7 @@ import pytest
 
 from peertile.testing import assert_clean
 
-ROWS = {"ring": "A4", "causal": "A4", "experts": "A3"}
-CASES = [
-    pytest.param(name, marks=pytest.mark.feature(ROWS.get(name.split()[0], "A2"), "sim")) for name in programs.SMALL
-]
+CASES = list(programs.SMALL)
 
 
 @pytest.mark.slow
@@ -27,6 +24,12 @@ def test_several_movers_are_clean():
         lambda group: programs.gathered_product(group, movers=2, workers=1, tile=(2, 4, 4)) and None, 3, schedules=20
     )
     assert_clean(lambda group: programs.ring(group, movers=2, workers=1, tile=(2, 2)) and None, 4, schedules=20)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("A3", "sim")
+def test_experts_are_clean_with_more_workers_than_experts_on_a_rank():
+    assert_clean(lambda group: programs.experts(group, (3, 0, 2), width=2, workers=3) and None, 3, schedules=20)
 
 
 @pytest.mark.long

@@ -8,18 +8,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 WORLDS = [1, 2, 3, 4]
-NAMES = list(programs.PROGRAMS)
-ROWS = {
-    "all-gather + product": "A2",
-    "product + reduce-scatter": "A2",
-    "product + all-reduce": "A2",
-    "ring attention": "A4",
-    "causal ring attention": "A4",
-    "experts": "A3",
-    "experts with few places": "A3",
-}
-"""The row of docs/features.md that a program shows."""
-CASES = [pytest.param(name, marks=pytest.mark.feature(ROWS[name], "cpu")) for name in NAMES]
+CASES = list(programs.PROGRAMS)
 
 
 def spawned(program, n, *args, model=pt.RankModel.THREADS, **options):

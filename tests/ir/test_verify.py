@@ -132,6 +132,7 @@ def test_foreign_op() -> None:
         (ViewType(f32, 1, partition=Partition((4, 4))), "expected a partition with one extent per axis"),
         (ViewType(f32, 1, partition=Partition((6,))), "expected a tile shape of powers of two"),
         (ViewType(f32, 1, partition=Partition((4,), False, 0)), "expected a swizzle of at least 1"),
+        (ViewType(f32, 1, partition=Partition((4,), False, 1, 2)), "expected spare programs of persistent ones"),
         (MailboxType(f32, (3,), 2, False), "expected a tile shape of powers of two"),
         (MailboxType(f32, (4,), 3, False), "expected a depth that is a power of two"),
     ],

@@ -9,8 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from peertile.backends.cpu.target import host_target
 from peertile.comm.group import Group
@@ -24,6 +23,9 @@ from peertile.tuning.outputs import kernel_outputs, tensors_of
 from peertile.tuning.rules import Rules
 from peertile.tuning.session import Decision, Session
 from peertile.tuning.store import Question, Store, source_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Autotuned", "autotune"]
 
@@ -57,7 +59,7 @@ class Autotuned(Generic[C]):
         self._key = key
         self._reference = reference
         self._group = group
-        self._store = Store(None if folder is None else Path(folder))
+        self._store = Store(folder)
         self._clock = clock
         # Held by a decision without a group, so that threads measure a key once. Ranks that are threads share this
         # object and decide together, each with its own group: those hold no lock.

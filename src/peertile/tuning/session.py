@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peertile.comm.group import Group, describe
 from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UnsupportedError
@@ -22,6 +21,9 @@ from peertile.runtime.tensor import Tensor
 from peertile.tuning.outputs import Arrays, Saved, arrays_of, difference, outputs_among, spoil, tensors_of
 from peertile.tuning.rules import Rules, batch_calls, finalists, group_bests, group_medians, order, winner
 from peertile.tuning.store import Question, Store, provenance
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Decision", "Session"]
 

@@ -8,19 +8,20 @@ written costs measuring again, never a failure.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peertile.backends.cache import key_of
 from peertile.backends.cpu.target import host_target
 from peertile.config import config, warn_of_cache
 from peertile.kernel import KernelFunction
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["FORMAT", "Question", "Store", "provenance", "source_of"]
 
@@ -36,14 +37,16 @@ class Store:
     """Records in `folder`; None for `tuning` in the folder of compiled kernels. With PEERTILE_CACHE_MAX_MB=0 and no
     folder named, nothing is read or written."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None) -> None:
         self._folder = folder
 
     @property
     def folder(self) -> Path | None:
         """Where records lie; None where none are kept."""
+        from pathlib import Path  # takes 3 ms, which `import peertile` does not pay
+
         if self._folder is not None:
-            return self._folder
+            return Path(self._folder)
         return config().cache_dir / "tuning" if config().cache_max_bytes else None
 
     def path(self, question: Question) -> Path | None:
@@ -52,7 +55,7 @@ class Store:
         if folder is None:
             return None
         name = "".join(c if c.isalnum() else "-" for c in str(question["name"]))[-60:].strip("-")
-        return folder / f"{name}-{key_of(_words(question))}.json"
+        return folder / f"{name}-{_key_of(_words(question))}.json"
 
     def read(self, question: Question) -> Record | None:
         """The record of `question`, finished or not."""
@@ -71,6 +74,7 @@ class Store:
     def write(self, question: Question, record: Record) -> None:
         """Put the record in place of the one before."""
         import json
+        import tempfile
 
         path = self.path(question)
         if path is None:
@@ -96,6 +100,16 @@ class Store:
                 path.unlink(missing_ok=True)
 
 
+def _key_of(parts: Iterable[str]) -> str:
+    """The digest of `parts`, whose order matters and whose borders count."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:40]
+
+
 def _words(question: Question) -> Iterable[str]:
     for name in sorted(question):
         yield name
@@ -106,6 +120,7 @@ def provenance() -> dict[str, Any]:
     """Where and with what figures are taken: machine, versions, date. For people; a record is found by its question."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
 
     def of(package: str) -> str:
         try:
@@ -155,7 +170,7 @@ def source_of(functions: Iterable[Callable[..., Any] | None]) -> str:
                 pending.append(value)
             elif isinstance(value, _PLAIN) and name in scope:
                 parts.append(f"{name} = {value!r}")
-    return key_of(parts)
+    return _key_of(parts)
 
 
 def _code(code: CodeType) -> Iterable[str]:
@@ -178,6 +193,8 @@ def _names(code: CodeType) -> Iterable[str]:
 @functools.cache
 def _package() -> str:
     """The files of this package that decide how fast something is: their names and sizes and times."""
+    from pathlib import Path
+
     root = Path(__file__).parent.parent
     files = sorted(path for part in _PARTS for path in (root / part).rglob("*.py"))
-    return key_of(f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
+    return _key_of(f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
