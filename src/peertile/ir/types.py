@@ -406,9 +406,7 @@ class MulticastType(ObjectType):
 
     @property
     def fields(self) -> dict[str, Type]:
-        data = SymmetricType(
-            self.dtype, self.rank, Access.READ_WRITE, self.unit_stride, self.align, self.divisible
-        )
+        data = SymmetricType(self.dtype, self.rank, Access.READ_WRITE, self.unit_stride, self.align, self.divisible)
         return {"data": data, "window": INDEX}
 
     def __str__(self) -> str:

@@ -345,8 +345,10 @@ def _not_mutual(cell: Cell, others: Mapping[int, Record], clock: Mapping[int, in
         assert a is not None and b is not None and record.agent is not None and other.agent is not None  # noqa: PT018
         if a.proxy is not b.proxy:
             return Conflict(
-                cell, other, f"one goes through the {a.proxy.value} and one through the {b.proxy.value} proxy, so "
-                "neither is atomic to the other"
+                cell,
+                other,
+                f"one goes through the {a.proxy.value} and one through the {b.proxy.value} proxy, so "
+                "neither is atomic to the other",
             )
         if a.size != b.size:
             return Conflict(

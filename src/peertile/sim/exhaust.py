@@ -68,7 +68,6 @@ class _Next:
         )
         return same and (self.writes or other.writes)
 
-
     def _single(self) -> list[_Next]:
         return [_Next(place, self.writes, self.alone) for place in (self.place, *self.others)]
 
