@@ -4,6 +4,7 @@ import ast
 import importlib
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import fabric as fabrics
 import object_ranks
@@ -71,7 +72,8 @@ class Forbidden:
 
 
 def test_without_the_opt_in_no_multicast_function_is_touched(monkeypatch):
-    bindings = pytest.importorskip("cuda.bindings.driver")
+    kinds = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1, CU_MEM_HANDLE_TYPE_FABRIC=8)
+    bindings = SimpleNamespace(CUmemAllocationHandleType=kinds)
     module = importlib.import_module("peertile.runtime.drivers.cuda_multicast")
     cuda = importlib.import_module("peertile.runtime.drivers.cuda")
     real = importlib.import_module
