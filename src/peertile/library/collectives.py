@@ -7,15 +7,12 @@ arguments, chooses, and builds launches. It never waits for a peer, but for `che
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,9 +20,10 @@ from peertile.backends.cpu.target import host_target
 from peertile.comm.group import Group
 from peertile.comm.symmetric import MulticastTensor, SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, i64, u8, u16, u32, u64
-from peertile.errors import ArgumentError, SignatureMismatch, UsageError
+from peertile.errors import ArgumentError, SignatureMismatch
 from peertile.kernel import KernelFunction, LaunchOp
 from peertile.library import kernels
+from peertile.library.communicator import Communicator, meet
 from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, GpuPlans, Shape, heap_bytes
 from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.multimem import MulticastCollectives, can_reduce
@@ -180,7 +178,7 @@ class _Call:
         return launch
 
 
-class Collectives:
+class Collectives(Communicator):
     """Collectives over the ranks of `where`: a group, or a symmetric heap whose group and memory are used.
 
     Collective: every rank makes it, calls its methods and closes it in the same order. It is a context
@@ -219,16 +217,9 @@ class Collectives:
         self.group = group
         self.checked = checked
         # Agreed once, so that no later choice depends on what one rank sees.
-        executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
-        arch = (device.target or "any") if on_gpu else _arch()
-        place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
-        said = group.exchange(f"{executors}|{arch}|{place}".encode(), "Collectives")
-        facts = [f.decode().split("|") for f in said]
-        # Ranks of one process on one GPU have to be resident there together.
-        sharers = max(Counter(f[2] for f in facts).values())
-        executors = max(1, min(int(f[0]) for f in facts) // sharers)
+        executors, arches = meet(group, device, "Collectives", (device.target or "any") if on_gpu else _arch())
         self.programs = executors if programs is None else programs
-        self.arch = facts[0][1] if len({f[1] for f in facts}) == 1 else "any"
+        self.arch = arches[0] if len(set(arches)) == 1 else "any"
         group.agree((self.programs, checked, slot_bytes), "Collectives(programs, checked, slot_bytes)")
         self.slot_bytes = slot_bytes
         self._few = min(group.size, FEW_RANKS + 1)
@@ -270,11 +261,7 @@ class Collectives:
 
     # ---------------------------------------------------------------- life
 
-    def _recover(self) -> None:
-        """Turns may differ between ranks after a failure; slots that count from zero again agree."""
-        if self._closed:
-            self._give_back()
-            return
+    def _restart(self) -> None:
         self._turn.copy_from(np.zeros(self._turn.shape, np.int64))
         self._words.copy_from(np.zeros(self._words.shape, np.uint64))
         if self._gpu is not None:
@@ -283,36 +270,8 @@ class Collectives:
     def close(self) -> None:
         """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
         that is not the communicator's own comes back when the group recovers."""
-        if self._closed:
-            return
-        self._closed = True
         self._kept.clear()
-        if self._owns_heap:
-            self.group.forget_recover(self._recover)
-            self.heap.close()
-        elif self.group.failure() is None:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        while self._objects:
-            self.heap.free(self._objects[0])
-            del self._objects[0]
-        self.group.forget_recover(self._recover)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self.group.size > 1:
-            # A rank that leaves on an exception must not leave its peers in the barrier of close.
-            self.group.fail(f"{type(error).__name__}: {error}")
-        self.close()
-
-    def _check_open(self, what: str) -> None:
-        if self._closed:
-            raise UsageError(f"{what}: the communicator was closed; use it before that")
+        super().close()
 
     # ---------------------------------------------------------------- arguments
 

@@ -6,19 +6,17 @@ its staging in a symmetric heap; all launches of one have the same number of pro
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, bf16, f16, f32, i64, u64
-from peertile.errors import ArgumentError, UsageError
+from peertile.errors import ArgumentError
+from peertile.library.communicator import Communicator, meet
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.registry import current_device
@@ -77,7 +75,7 @@ def check_shape(what: str, t: Any, device: Device, dtypes: Sequence[DType], axes
     return t
 
 
-class FusedBase:
+class FusedBase(Communicator):
     """The part of a communicator that does not depend on what it computes.
 
     `where`: a group, which then gets a heap of its own, or a heap. `movers` programs of each launch move data, and
@@ -95,13 +93,7 @@ class FusedBase:
         if workers is not None and check_count(f"{name}: workers", workers) > MOST_WORKERS:
             raise ArgumentError(f"{name}: workers: expected at most {MOST_WORKERS}, got {workers}")
         on_gpu = device.driver.kind is DriverKind.CUDA
-        executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
-        place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
-        said = [f.decode().split("|") for f in group.exchange(f"{executors}|{place}".encode(), name)]
-        # Ranks of one process on one GPU have to be resident there together: whoever waits must not keep out whom it
-        # waits for.
-        sharers = max(Counter(place for _, place in said).values())
-        own = max(1, min(int(count) for count, _ in said) // sharers)
+        own, _ = meet(group, device, name)
         if workers is None:
             workers = min(max(1, own - movers if on_gpu else own), MOST_WORKERS)
         self.movers, self.workers = movers, workers
@@ -132,48 +124,11 @@ class FusedBase:
             self._words.append(item)
         return item
 
-    def _recover(self) -> None:
-        """Turns may differ between ranks after a failure; words that count from zero again agree."""
-        if self._closed:
-            self._give_back()
-            return
+    def _restart(self) -> None:
         for words in self._words:
             words.copy_from(np.zeros(words.shape, np.int64))
 
-    def close(self) -> None:
-        """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
-        that is not the communicator's own comes back when the group recovers."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._owns_heap:
-            self.group.forget_recover(self._recover)
-            self.heap.close()
-        elif self.group.failure() is None:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        while self._objects:
-            self.heap.free(self._objects[0])
-            del self._objects[0]
-        self.group.forget_recover(self._recover)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self.group.size > 1:
-            # A rank that leaves on an exception must not leave its peers in the barrier of close.
-            self.group.fail(f"{type(error).__name__}: {error}")
-        self.close()
-
     # ---------------------------------------------------------------- arguments
-
-    def _check_open(self, what: str) -> None:
-        if self._closed:
-            raise UsageError(f"{what}: the communicator was closed; use it before that")
 
     def _seen_as(self, base: SymmetricTensor, dtype: DType, shape: tuple[int, ...]) -> SymmetricTensor:
         """Staging bytes as a tensor."""

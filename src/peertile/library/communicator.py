@@ -1,0 +1,89 @@
+"""What every communicator of the library is: how the ranks meet, and its life in a symmetric heap.
+
+A communicator is made, used and closed by all ranks in the same order. It owns its channels and its staging in the
+heap, its own or the caller's. What it computes is its subclass's business; no kernel is launched here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from types import TracebackType
+from typing import Any, Self
+
+from peertile.comm.group import Group
+from peertile.comm.symmetric import SymmetricHeap
+from peertile.errors import UsageError
+from peertile.runtime.device import Device
+from peertile.runtime.driver import DriverKind
+
+__all__ = ["Communicator", "meet"]
+
+
+def meet(group: Group, device: Device, what: str, word: str = "") -> tuple[int, list[str]]:
+    """Collective. What the device gives each rank at once (cores, or multiprocessors), the same number on all, and the
+    `word` of every rank.
+
+    Ranks of one process on one GPU share it, and have to be resident there together: whoever waits must not keep out
+    whom it waits for.
+    """
+    on_gpu = device.driver.kind is DriverKind.CUDA
+    executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
+    place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
+    said = [f.decode().split("|") for f in group.exchange(f"{executors}|{word}|{place}".encode(), what)]
+    sharers = max(Counter(place for _, _, place in said).values())
+    return max(1, min(int(count) for count, _, _ in said) // sharers), [word for _, word, _ in said]
+
+
+class Communicator:
+    """The life of a communicator: a subclass sets these, `_closed` last, and registers `_recover` with its group."""
+
+    group: Group
+    heap: SymmetricHeap
+    _owns_heap: bool
+    _objects: list[Any]
+    """What it has in the heap, to be given back."""
+    _closed: bool
+
+    def _restart(self) -> None:
+        """Words count from zero again: turns may differ between ranks after a failure, and agree then."""
+        raise NotImplementedError
+
+    def _recover(self) -> None:
+        if self._closed:
+            self._give_back()
+        else:
+            self._restart()
+
+    def close(self) -> None:
+        """Collective: give the memory back. Closing twice is fine. Where the group has failed, the memory of a heap
+        that is not the communicator's own comes back when the group recovers."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_heap:
+            self.group.forget_recover(self._recover)
+            self.heap.close()
+        elif self.group.failure() is None:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._objects:
+            self.heap.free(self._objects[0])
+            del self._objects[0]
+        self.group.forget_recover(self._recover)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.group.size > 1:
+            # A rank that leaves on an exception must not leave its peers in the barrier of close.
+            self.group.fail(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise UsageError(f"{what}: the communicator was closed; use it before that")
