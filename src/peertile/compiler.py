@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from peertile.backends.binary import Binary, Compiled, LaunchCheck, WholeTiles
+from peertile.backends.binary import Binary, Compiled
 from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cpu.jit import stages as cpu_stages
 from peertile.backends.cpu.target import host_target
@@ -19,7 +19,7 @@ from peertile.config import config
 from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
-from peertile.ir.types import MailboxType, Type
+from peertile.ir.types import Type
 from peertile.passes.pipeline import run_pipeline
 
 __all__ = ["compile_function"]
@@ -44,27 +44,11 @@ def compile_function(
     source = print_kernel(kernel)
     kernel = run_pipeline(kernel, verify=config().verify_passes)
     binary, texts = _cpu(kernel) if arch is None else _cuda(kernel, arch, descriptors)
-    index = {parameter: k for k, parameter in enumerate(types)}
-    checks = tuple(
-        LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
-        for c in kernel.facts.get("launch_checks", ())
-    )
-    steering = kernel.facts.get("steering")
 
     def stages() -> dict[str, str]:
         return {"ir": source, "lowered": print_kernel(kernel), **texts()}
 
-    return Compiled(
-        binary,
-        any(isinstance(t, MailboxType) for t in types.values()),
-        None if steering is None else frozenset(steering),
-        checks,
-        dict(kernel.facts.get("bounds", {})),
-        stages,
-        tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ()))),
-        tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
-        tuple(sorted(index[p] for p in kernel.facts.get("peer_atomics", ()))),
-    )
+    return Compiled.of(kernel, types, binary, stages)
 
 
 _Made = tuple[Binary, Callable[[], dict[str, str]]]

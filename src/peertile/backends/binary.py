@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from peertile.ir.types import MailboxType, Type
 from peertile.source import Loc
+
+if TYPE_CHECKING:
+    from peertile.ir.core import Kernel
 
 __all__ = ["Binary", "Compiled", "LaunchCheck", "Place", "WholeTiles"]
 
@@ -114,6 +118,32 @@ class Compiled(NamedTuple):
     whole_tiles: tuple[WholeTiles, ...] = ()
     peer_atomics: tuple[int, ...] = ()
     """Run-time parameters whose memory of peers is updated by atomics, by index: the devices must have them."""
+
+    @staticmethod
+    def of(kernel: Kernel, types: Mapping[str, Type], binary: Binary, stages: Callable[[], dict[str, str]]) -> Compiled:
+        """The binary of a kernel with the facts that the passes left for its launches; `types` are those of its
+        run-time parameters, in order."""
+        index = {parameter: k for k, parameter in enumerate(types)}
+
+        def numbers(names: Iterable[str]) -> tuple[int, ...]:
+            return tuple(sorted(index[name] for name in names))
+
+        facts = kernel.facts
+        steering = facts.get("steering")
+        return Compiled(
+            binary,
+            any(isinstance(t, MailboxType) for t in types.values()),
+            None if steering is None else frozenset(steering),
+            tuple(
+                LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
+                for c in facts.get("launch_checks", ())
+            ),
+            dict(facts.get("bounds", {})),
+            stages,
+            numbers(facts.get("program_slots", ())),
+            tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in facts.get("whole_tiles", ())),
+            numbers(facts.get("peer_atomics", ())),
+        )
 
     def to_bytes(self) -> bytes:
         """Everything but `stages`, for a cache: one line of JSON, then the binary."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, cast
 
-from peertile.backends.binary import Binary, Compiled, LaunchCheck, Place, WholeTiles
+from peertile.backends.binary import Binary, Compiled, Place
 from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
-from peertile.ir.types import MailboxType, Type
+from peertile.ir.types import Type
 from peertile.ir.verify import OrderFault, order_faults
 from peertile.passes.pipeline import run_pipeline
 from peertile.sim.translate import Translation, translate
@@ -67,19 +67,8 @@ def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: t
     slots = tuple(sorted(index[p] for p in kernel.facts.get("program_slots", ())))
     parameters = tuple(v.type for v in kernel.params)
     binary = SimBinary(kernel.name, translation, kernel.waits, translation.places, parameters, faults, slots)
-    checks = tuple(
-        LaunchCheck(c.description, index[c.lhs], c.lhs_axis, c.lhs_size, index[c.rhs], c.rhs_axis, c.rhs_size)
-        for c in kernel.facts.get("launch_checks", ())
-    )
-    steering = kernel.facts.get("steering")
-    return Compiled(
-        cast(Binary, binary),
-        any(isinstance(t, MailboxType) for t in types.values()),
-        None if steering is None else frozenset(steering),
-        checks,
-        dict(kernel.facts.get("bounds", {})),
-        lambda: {"ir": source, "lowered": print_kernel(kernel), "python": translation.text},
-        slots,
-        tuple(WholeTiles(index[w.name], w.axis, w.size, w.some) for w in kernel.facts.get("whole_tiles", ())),
-        tuple(sorted(index[p] for p in kernel.facts.get("peer_atomics", ()))),
-    )
+
+    def stages() -> dict[str, str]:
+        return {"ir": source, "lowered": print_kernel(kernel), "python": translation.text}
+
+    return Compiled.of(kernel, types, cast(Binary, binary), stages)
