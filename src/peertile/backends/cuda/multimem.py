@@ -14,11 +14,9 @@ from peertile.dtypes import DType
 from peertile.memory_model import Order, Rmw, Scope
 
 __all__ = [
-    "BULK_PTX", "PTX", "bulk_buffer", "bulk_copy", "bulk_fill", "load_reduce", "reduce", "signal", "store", "width",
+    "BULK_PTX", "bulk_buffer", "bulk_copy", "bulk_fill", "load_reduce", "reduce", "signal", "store", "width",
 ]  # fmt: skip
 
-PTX: Final = 81
-"""The PTX version that has multimem instructions (with `.acc::f32` from 8.2 on)."""
 BULK_PTX: Final = 91
 """The PTX version that has bulk copies to a multicast address."""
 
