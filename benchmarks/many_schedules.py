@@ -1,10 +1,11 @@
 """No false report: every collective, fused kernel, mailbox, example and repaired case on many schedules, 2 to 4 ranks.
 
     python benchmarks/many_schedules.py --state soak.jsonl --budget-s 60     # again, until it says that all is done
+    python benchmarks/many_schedules.py --state soak.jsonl --budget-s 600 --jobs 32
     python benchmarks/many_schedules.py --state soak.jsonl --record benchmarks/records/DATE-schedules-MACHINE.json
 
-Each program is run in pieces of 100 schedules with seeds of their own, so a run can be cut anywhere. A report ends a
-program, and is kept with its seed.
+Each program is run in pieces of schedules with seeds of their own, so a run can be cut anywhere and spread over
+processes. A report ends a program, and is kept with its seed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cases"), str(ROOT / "tests" / "fused")]
@@ -34,6 +37,8 @@ from peertile.sim.runs import Case, kernel_case  # noqa: E402
 from peertile.testing.measure import Figure  # noqa: E402
 
 PIECE, WANTED = 100, 1000
+FEW = 4
+"""Schedules between two looks at the time."""
 RANKS = (2, 3, 4)
 
 
@@ -88,44 +93,93 @@ def lines(state: Path) -> list[dict]:
     return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
 
 
-def run(state: Path, budget_s: float, only: str) -> bool:
-    """Pieces until the time is over; whether nothing is left."""
-    done: dict[str, int] = {}
+@dataclass(frozen=True)
+class Piece:
+    """Some schedules of a program, by their seeds."""
+
+    program: str
+    first: int
+    count: int
+    end: float
+    """No schedule begins after this time, in seconds since the epoch."""
+
+
+_made: dict[str, Case] = {}
+
+
+def examine(piece: Piece) -> dict:
+    """Runs a piece in this process, as far as its time goes, and the line for the state."""
+    start, count, unconfirmed, report = time.process_time(), 0, 0, None
+    try:
+        case = _made.get(piece.program)
+        if case is None:
+            _made.clear()  # compiled kernels of one program at a time
+            case = _made[piece.program] = dict(programs())[piece.program]()
+        while count < piece.count and report is None and time.time() < piece.end:
+            found = explore(case, min(FEW, piece.count - count), seed=1_000_000 + piece.first + count, shrinks=0)
+            count, unconfirmed = count + found.schedules, unconfirmed + found.unconfirmed
+            if found.verdicts:
+                report = str(found.verdicts[0])
+    except Exception as error:
+        report = f"{type(error).__name__}: {error}"
+    return {
+        "program": piece.program, "first": piece.first, "schedules": count, "unconfirmed": unconfirmed,
+        "report": report, "cpu_s": round(time.process_time() - start, 3),
+    }  # fmt: skip
+
+
+def left(state: Path, wanted: int, only: str, end: float) -> list[Piece]:
+    """The pieces that a state lacks, those that take longest first."""
+    ran: dict[str, set[int]] = {}
+    seconds: dict[str, tuple[float, int]] = {}
     over: set[str] = set()
     for line in lines(state):
-        done[line["program"]] = done.get(line["program"], 0) + line["schedules"]
+        name, count = line["program"], line["schedules"]
+        ran.setdefault(name, set()).update(range(line["first"], line["first"] + count))
+        before = seconds.get(name, (0.0, 0))
+        seconds[name] = before[0] + line["cpu_s"], before[1] + count
         if line["report"]:
-            over.add(line["program"])
-    end = time.monotonic() + budget_s
+            over.add(name)
+    result: list[tuple[float, Piece]] = []
+    for name, _ in programs():
+        if only not in name or name in over:
+            continue
+        spent, schedules = seconds.get(name, (0.0, 0))
+        each = spent / schedules if schedules else float("inf")
+        for base in range(0, wanted, PIECE):
+            lacking = [k for k in range(base, min(base + PIECE, wanted)) if k not in ran.get(name, ())]
+            while lacking:  # runs without a gap
+                count = 1
+                while count < len(lacking) and lacking[count] == lacking[0] + count:
+                    count += 1
+                result.append((each * count, Piece(name, lacking[0], count, end)))
+                lacking = lacking[count:]
+    return [piece for _, piece in sorted(result, key=lambda entry: -entry[0])]
+
+
+def run(state: Path, budget_s: float, only: str, jobs: int, wanted: int) -> bool:
+    """Pieces until the time is over, in `jobs` processes; whether nothing is left."""
+    end = time.time() + budget_s
+    pieces = left(state, wanted, only, end)
+    over: set[str] = set()
     with state.open("a") as out:
-        for name, make in programs():
-            if only not in name or name in over:
-                continue
-            case = None
-            while done.get(name, 0) < WANTED:
-                if time.monotonic() > end:
-                    return False
-                start = time.process_time()
-                case = make() if case is None else case
-                report: Any = None
-                first = done.get(name, 0)
-                try:
-                    found = explore(case, PIECE, seed=1_000_000 + first, shrinks=0)
-                    count, unconfirmed = found.schedules, found.unconfirmed
-                    if found.verdicts:
-                        report = str(found.verdicts[0])
-                except Exception as error:
-                    count, unconfirmed, report = 0, 0, f"{type(error).__name__}: {error}"
-                line = {
-                    "program": name, "schedules": count, "unconfirmed": unconfirmed, "report": report,
-                    "cpu_s": round(time.process_time() - start, 3),
-                }  # fmt: skip
+
+        def keep(line: dict) -> None:
+            if line["schedules"] or line["report"]:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
-                done[name] = first + count
-                if report:
-                    break
-    return True
+            if line["report"]:
+                over.add(line["program"])
+
+        if jobs == 1:
+            for piece in pieces:
+                if time.time() < end and piece.program not in over:
+                    keep(examine(piece))
+        else:
+            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+                for done in as_completed([pool.submit(examine, piece) for piece in pieces]):
+                    keep(done.result())
+    return not left(state, wanted, only, end)
 
 
 def summary(found: list[dict]) -> dict[str, dict]:
@@ -145,10 +199,12 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=600.0)
     parser.add_argument("--only", default="", help="programs with this in their name")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--schedules", type=int, default=WANTED, help="of each program")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     if options.record is None:
-        complete = run(options.state, options.budget_s, options.only)
+        complete = run(options.state, options.budget_s, options.only, options.jobs, options.schedules)
         found = summary(lines(options.state))
         reported = {name: entry["report"] for name, entry in found.items() if entry["report"]}
         print(

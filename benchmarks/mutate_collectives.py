@@ -3,7 +3,7 @@
     python benchmarks/mutate_collectives.py --state run.jsonl --budget-s 60    # again, until it says that all is done
     python benchmarks/mutate_collectives.py --state run.jsonl --record benchmarks/records/DATE-mutation-MACHINE.json
 
-A run can be cut into pieces: the state file has a line for each mutant that was judged.
+A run can be cut into pieces, and spread with `--jobs`: the state file has a line for each mutant that was judged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +25,7 @@ from tests.checker.configurations import families  # noqa: E402 - found only now
 
 from peertile.cli.bench import record  # noqa: E402
 from peertile.testing.measure import Figure  # noqa: E402
-from peertile.testing.mutation import judge, mutations  # noqa: E402
+from peertile.testing.mutation import Configuration, Mutation, judge, mutations  # noqa: E402
 
 SCHEDULES = 50
 
@@ -33,35 +37,64 @@ def lines(state: Path) -> dict[str, dict]:
 
 
 def judged(state: Path) -> list[dict]:
-    """The mutants of a state, without the lines that say that a family is done."""
+    """The mutants of a state, without lines of another kind."""
     return [line for line in lines(state).values() if "kernel" in line]
 
 
-def run(state: Path, budget_s: float, limit: int, kernel: str | None) -> bool:
-    """Judges mutants until the time is over; whether all are judged."""
-    done, end = lines(state), time.monotonic() + budget_s
+@dataclass(frozen=True)
+class Task:
+    """A mutant, by its family and name."""
+
+    family: str
+    mutant: str
+    limit: int
+    end: float
+    """It is not begun after this time, in seconds since the epoch."""
+
+
+@lru_cache(maxsize=1)
+def mutants(family: str) -> dict[str, tuple[Mutation, list[Configuration]]]:
+    """The mutants of a family by name, with the configurations that come to what they change."""
+    return {str(mutation): (mutation, reaching) for mutation, reaching in mutations(families()[family])}
+
+
+def examine(task: Task) -> dict | None:
+    """Judges a mutant in this process, and the line for the state; None where there is no time left."""
+    if time.time() > task.end:
+        return None
+    mutation, reaching = mutants(task.family)[task.mutant]
+    start = time.process_time()
+    found = judge(mutation, reaching, SCHEDULES, task.limit)
+    return {
+        "mutant": task.mutant, "kernel": mutation.kernel, "change": mutation.change.value,
+        "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
+        "reached": found.reached, "cpu_s": round(time.process_time() - start, 3),
+    }  # fmt: skip
+
+
+def run(state: Path, budget_s: float, limit: int, kernel: str | None, jobs: int) -> bool:
+    """Judges mutants in `jobs` processes until the time is over; whether all are judged."""
+    done, end = lines(state), time.time() + budget_s
+    tasks = [
+        Task(family, name, limit, end)
+        for family in families()
+        for name, (mutation, _) in mutants(family).items()
+        if name not in done and kernel in (None, mutation.kernel)
+    ]
     with state.open("a") as out:
-        for family, configurations in families().items():
-            if f"family {family}" in done:
-                continue
-            for mutation, reaching in mutations(configurations):
-                if str(mutation) in done or kernel not in (None, mutation.kernel):
-                    continue
-                if time.monotonic() > end:
-                    return False
-                start = time.process_time()
-                found = judge(mutation, reaching, SCHEDULES, limit)
-                line = {
-                    "mutant": str(mutation), "kernel": mutation.kernel, "change": mutation.change.value,
-                    "wrong": found.wrong, "reported": found.reported, "complete": found.complete,
-                    "reached": found.reached, "cpu_s": round(time.process_time() - start, 3),
-                }  # fmt: skip
+
+        def keep(line: dict | None) -> bool:
+            if line is not None:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
-            if kernel is None:
-                out.write(json.dumps({"mutant": f"family {family}"}) + "\n")
-                out.flush()
-    return True
+            return line is not None
+
+        if jobs == 1:
+            kept = [keep(examine(task)) for task in tasks]
+            return all(kept)
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            kept = [keep(each.result()) for each in as_completed([pool.submit(examine, task) for task in tasks])]
+    return all(kept)
 
 
 def summary(found: list[dict]) -> tuple[list[Figure], dict]:
@@ -94,10 +127,11 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=600.0)
     parser.add_argument("--limit", type=int, default=1000, help="interleavings that ground truth looks at")
     parser.add_argument("--kernel", help="mutants of this kernel alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     if options.record is None:
-        complete = run(options.state, options.budget_s, options.limit, options.kernel)
+        complete = run(options.state, options.budget_s, options.limit, options.kernel, options.jobs)
         figures, named = summary(judged(options.state))
         print(json.dumps({**{f.name: f.median for f in figures}, **named, "complete": complete}, indent=2))
         return 0 if complete else 3

@@ -19,6 +19,7 @@ from peertile.library.layers import embedding, linear, rms_norm, swiglu
 LAYERS, HEADS, GROUPS, DIM, INNER, WORDS = 3, 8, 4, 32, 688, 1000
 HIDDEN, CAPACITY, STEPS = HEADS * DIM, 128, 12
 BASE = 1_000_000.0  # of the rotary positions
+CHECK = {"steps": 2}
 
 
 def random_weights(rng):

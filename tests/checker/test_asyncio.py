@@ -393,7 +393,6 @@ def test_ctrl_c_ends_the_check() -> None:
 def test_the_examples_with_host_pipelines_are_silent(name: str) -> None:
     from pathlib import Path
 
-    pytest.importorskip("sklearn")
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     report = check(path, 3, schedules=5)
     assert report.clean, str(report)

@@ -38,7 +38,9 @@ def test_every_example_has_its_line_here():
 
 @pytest.mark.slow
 @pytest.mark.feature("U2", "cpu")
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.any_device), 2, 3, 4])
+@pytest.mark.any_device
+@pytest.mark.processes("ranks")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_example_runs(name, ranks, device):
     done = run(name, ranks, device=device)

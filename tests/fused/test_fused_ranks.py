@@ -39,6 +39,7 @@ def test_small_floats_are_summed_in_f32(name, dtype, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.processes(2)
 @pytest.mark.parametrize("name", CASES)
 def test_fused_kernels_over_processes(name):
     spawned(programs.PROGRAMS[name], 2, model=pt.RankModel.PROCESSES)

@@ -14,7 +14,6 @@ import peertile as pt
 from peertile.library.collectives import Collectives
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embed.py"
-INSTALLED = importlib.util.find_spec("all_minilm_l6_v2") is not None
 
 
 @pytest.fixture(scope="module")
@@ -60,27 +59,6 @@ def bert(config, weights, ids):
     return mean / np.linalg.norm(mean)
 
 
-def random_weights(rng, config, words=50, positions=64):
-    """Weights of the architecture, with the names of the published ones."""
-    h, f = config.hidden, config.inner
-    shapes = {
-        "embeddings.word_embeddings.weight": (words, h),
-        "embeddings.position_embeddings.weight": (positions, h),
-        "embeddings.token_type_embeddings.weight": (2, h),
-    }
-    norms = ["embeddings.LayerNorm"]
-    for k in range(config.layers):
-        name = f"encoder.layer.{k}"
-        maps = {f"attention.self.{part}": (h, h) for part in ("query", "key", "value")}
-        maps |= {"attention.output.dense": (h, h), "intermediate.dense": (f, h), "output.dense": (h, f)}
-        for part, shape in maps.items():
-            shapes[f"{name}.{part}.weight"], shapes[f"{name}.{part}.bias"] = shape, shape[:1]
-        norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
-    for name in norms:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (h,)
-    return {name: (rng.standard_normal(shape) * 0.3).astype(np.float32) for name, shape in shapes.items()}
-
-
 def vectors_of_each_rank(embed, ranks, config, weights, batches):
     """What every rank gives for each batch of texts."""
 
@@ -108,12 +86,13 @@ def check(embed, ranks, config, weights, batches, bound):
 def test_ranks_that_split_an_encoder_give_the_vectors_of_numpy_to_the_same_bits(rng, embed, ranks):
     config = embed.Config(layers=2, heads=5, hidden=40, inner=70, epsilon=1e-12)
     texts = [rng.integers(0, 50, n).tolist() for n in (1, 7, 16, 33)]
-    check(embed, ranks, config, random_weights(rng, config), [texts, texts[:1], texts], 1e-6)
+    check(embed, ranks, config, embed.random_weights(rng, config, 50, 64), [texts, texts[:1], texts], 1e-6)
 
 
 @pytest.mark.feature("A5", "cpu")
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4] if INSTALLED else [])
+@pytest.mark.needs("all_minilm_l6_v2")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_published_weights_give_the_vectors_of_numpy(embed, ranks):
     config, weights, tokenize = embed.published()
     texts = [tokenize(text) for text in [*embed.TEXTS, "", "naïve café, 東京! " * 10]]
@@ -146,7 +125,8 @@ def test_without_the_weights_the_example_says_what_to_install(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2] if INSTALLED else [])
+@pytest.mark.needs("all_minilm_l6_v2")
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_example_prints_a_similarity_for_each_pair(ranks):
     command = [sys.executable, "-m", "peertile", "run", str(EXAMPLE), "--ranks", str(ranks), "a cat", "a kitten", "tax"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -22,7 +22,7 @@ from peertile.library.collectives import Collectives
 import library_ranks as ranks
 
 if __name__ == "__main__":
-    pt.run(ranks.dies, 3, args=(1, sys.argv[1], sys.argv[2]))
+    pt.run(ranks.dies, int(sys.argv[3]), args=(1, sys.argv[1], sys.argv[2]))
 """
 
 
@@ -34,15 +34,18 @@ def test_every_collective_is_among_those_that_are_interrupted():
 
 
 @pytest.mark.slow
+@pytest.mark.any_device
+@pytest.mark.processes("world")
 @pytest.mark.feature("A1", "cpu")
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.cuda2), 3])
 @pytest.mark.parametrize("kind", ranks.COLLECTIVES)
-def test_a_rank_killed_during_a_collective_fails_every_other_rank_in_time(kind, tmp_path):
+def test_a_rank_killed_during_a_collective_fails_every_other_rank_in_time(kind, world, tmp_path):
     """SIGKILL while the ranks call it again and again. That nothing is left behind is checked after every run."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     folder = os.path.dirname(ranks.__file__)
     done = subprocess.run(
-        [sys.executable, program, kind, tmp_path],
+        [sys.executable, program, kind, tmp_path, str(world)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
@@ -50,7 +53,7 @@ def test_a_rank_killed_during_a_collective_fails_every_other_rank_in_time(kind, 
         check=False,
     )
     assert done.returncode == 128 + 9, done.stderr
-    for rank in (0, 2):
+    for rank in {0, world - 1} - {1}:
         name, failed, text, late = ast.literal_eval((tmp_path / str(rank)).read_text())
         assert (name, failed) == ("PeerFailed", 1)
         # The connection that breaks tells as much as the launcher that has waited for the process.

@@ -13,6 +13,8 @@ from peertile.library.collectives import Collectives
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm, choose, load_table
 
+pytestmark = pytest.mark.any_device
+
 NUMBERS = [d.name for d in ALL_DTYPES if (not d.is_bool and d.bits != 8) or d.is_int]
 EVERY = ["bool_" if d.is_bool else d.name for d in ALL_DTYPES]
 ONE_OF_A_SIZE = ("bool_", "f8e5m2", "f16", "i64")
@@ -137,6 +139,7 @@ def refused_uneven(group):
 
 @pytest.mark.slow
 @pytest.mark.feature("A1", "cpu")
+@pytest.mark.processes("n")
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_collectives_over_processes(n):
     assert all(spawn(ranks.everything, n, model=pt.RankModel.PROCESSES))
@@ -265,6 +268,7 @@ def test_an_even_collective_refuses_uneven_sizes_and_names_the_other():
     assert spawn(uneven_x, 2) == [expected] * 2
 
 
+@pytest.mark.cpu_only  # the algorithm's name
 def test_closed_communicators_are_refused_and_give_their_memory_back():
     assert (
         spawn(ranks.life, 2)
@@ -303,6 +307,7 @@ def test_bad_options_are_refused(options, message):
 # ---------------------------------------------------------------- the table
 
 
+@pytest.mark.cpu_only
 def test_the_table_is_whole_and_every_entry_can_be_chosen():
     table = load_table()["collectives"]
     gpu_alone = {"reduce_scatter", "all_gather", "all_to_all"}
@@ -318,6 +323,7 @@ def test_the_table_is_whole_and_every_entry_can_be_chosen():
                 assert (choice.algorithm, choice.tile_bytes) == (Algorithm(algorithm), tile)
 
 
+@pytest.mark.cpu_only
 def test_a_machine_or_a_world_without_measurements_gets_those_of_the_nearest():
     known = choose("all_reduce", "cpu", "x86_64-512", 2, 1024)
     assert choose("all_reduce", "cpu", "riscv64-128", 2, 1024) == known

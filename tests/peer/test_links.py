@@ -34,6 +34,7 @@ def test_posts_ahead_on_every_graph(ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.processes("ranks")
 @pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("ranks", [2, 4, 5])
 def test_every_graph_over_processes(ranks, ahead):

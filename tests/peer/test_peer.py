@@ -11,8 +11,13 @@ from peertile.errors import ArgumentError, LaunchError, PeerFailed, UsageError
 
 pytestmark = pytest.mark.any_device
 
-MODELS = [pt.RankModel.PROCESSES, pt.RankModel.THREADS]
-both = pytest.mark.parametrize("model", MODELS, ids=lambda m: m.value)
+THREADS = pytest.param(pt.RankModel.THREADS, id="threads")
+
+
+def both(ranks):
+    """In both process models, with that many ranks or as many as a parameter says."""
+    processes = pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.processes(ranks), id="processes")
+    return pytest.mark.parametrize("model", [processes, THREADS])
 
 
 def spawn(function, ranks, *args, model=pt.RankModel.THREADS):
@@ -33,6 +38,7 @@ def test_mailbox_of_every_kind_of_element(dtype):
 
 @pytest.mark.slow
 @pytest.mark.feature("D2", "cpu")
+@pytest.mark.processes("ranks")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_mailbox_sums_over_processes(ranks):
     assert all(spawn(peer_ranks.box_sums, ranks, 5000, 8, 2, 5, model=pt.RankModel.PROCESSES))
@@ -89,27 +95,28 @@ def test_two_launches_in_flight_wait_for_each_other():
 @pytest.mark.sentence("PR-34")
 @pytest.mark.sentence("SG-32")
 @pytest.mark.feature("S5", "cpu")
-@both
-def test_exception_in_rank_1_of_3_reaches_the_others_and_recovery_gives_right_sums(model):
-    results = spawn(peer_ranks.fails_then_recovers, 3, "exception", model=model)
+@both("ranks")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_exception_in_rank_1_reaches_the_others_and_recovery_gives_right_sums(ranks, model):
+    results = spawn(peer_ranks.fails_then_recovers, ranks, "exception", model=model)
     cause = "rank 1 failed: ValueError: the data of rank 1 is bad"
     assert results[1][0] == ("ValueError", "the data of rank 1 is bad")
-    for rank in (0, 2):
-        assert results[rank][0] == ("PeerFailed", cause)
+    assert all(results[rank][0] == ("PeerFailed", cause) for rank in range(ranks) if rank != 1)
     assert all(second == ("PeerFailed", cause) for _, second in results)
 
 
-@both
-def test_wait_timeout_in_mid_round_reaches_every_rank_and_recovery_gives_right_sums(model, monkeypatch):
+@both("ranks")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_wait_timeout_in_mid_round_reaches_every_rank_and_recovery_gives_right_sums(ranks, model, monkeypatch):
     if model is pt.RankModel.THREADS:
         monkeypatch.setattr("peertile.config._current", short_waits())
     else:
         monkeypatch.setenv("PEERTILE_WAIT_TIMEOUT_S", "1")
-    results = spawn(peer_ranks.fails_then_recovers, 3, "timeout", model=model)
-    kinds = [error[0] for error, _ in results]
-    assert kinds[2] == "PeerFailed"
-    assert set(kinds[:2]) <= {"WaitTimeout", "PeerFailed"}
-    assert "WaitTimeout" in kinds[:2]
+    results = spawn(peer_ranks.fails_then_recovers, ranks, "timeout", model=model)
+    *kinds, last = [error[0] for error, _ in results]
+    assert last == "PeerFailed"
+    assert set(kinds) <= {"WaitTimeout", "PeerFailed"}
+    assert "WaitTimeout" in kinds
 
 
 def short_waits():
@@ -136,13 +143,15 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
 
 @pytest.mark.sentence("PR-32")
 @pytest.mark.slow
-def test_killed_rank_is_named_within_five_seconds():
+@pytest.mark.processes("ranks")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_killed_rank_is_named_within_five_seconds(ranks):
     begin = time.monotonic()
     with pytest.raises(PeerFailed) as caught:
-        spawn(peer_ranks.dies, 3, 1, model=pt.RankModel.PROCESSES)
+        spawn(peer_ranks.dies, ranks, 1, model=pt.RankModel.PROCESSES)
     assert caught.value.rank == 1
     assert "SIGKILL" in caught.value.cause
-    assert time.monotonic() - begin < 5 + 10  # five from the death; starting three processes comes before
+    assert time.monotonic() - begin < 5 + 10  # five from the death; starting processes comes before
 
 
 def test_ranks_with_different_grids_on_one_mailbox_are_told():

@@ -212,8 +212,8 @@ def test_the_handshake_in_threads(ranks):
     assert pt.spawn(handshake_ranks, ranks, (20,), model=pt.RankModel.THREADS, timeout_s=100) == [256] * ranks
 
 
-@pytest.mark.cpu_only
 @pytest.mark.slow
+@pytest.mark.processes("ranks")
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_handshake_in_processes_over_all_its_rounds(ranks):
     assert pt.spawn(handshake_ranks, ranks, (256,), model=pt.RankModel.PROCESSES, timeout_s=100) == [256] * ranks

@@ -14,8 +14,15 @@ from peertile.ir.types import SymmetricType
 
 pytestmark = pytest.mark.any_device
 
-PROCESSES = pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.slow, id="processes")
-MODELS = [pytest.param(pt.RankModel.THREADS, id="threads"), PROCESSES]
+THREADS = pytest.param(pt.RankModel.THREADS, id="threads")
+
+
+def models(ranks):
+    """In both process models, with that many ranks or as many as a parameter says."""
+    marks = [pytest.mark.slow, pytest.mark.processes(ranks)]
+    return pytest.mark.parametrize(
+        "model", [THREADS, pytest.param(pt.RankModel.PROCESSES, marks=marks, id="processes")]
+    )
 
 
 def spawn(function, ranks, *args, model=pt.RankModel.THREADS):
@@ -25,7 +32,7 @@ def spawn(function, ranks, *args, model=pt.RankModel.THREADS):
 @pytest.mark.sentence("SG-14")
 @pytest.mark.feature("P3", "cpu")
 @pytest.mark.feature("P11", "cpu")
-@pytest.mark.parametrize("model", MODELS)
+@models("ranks")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_views_of_any_size_and_start_are_put_and_signalled_zero_bytes_too(ranks, model):
     assert all(spawn(transfer_ranks.views_are_put, ranks, transfer_ranks.SIZES, model=model))
@@ -50,7 +57,7 @@ def test_flagged_tiles_of_every_width(dtype):
 
 
 @pytest.mark.feature("P11", "cpu")
-@pytest.mark.parametrize("model", MODELS)
+@models("ranks")
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_flagged_epochs_wrap(ranks, model):
     assert all(spawn(transfer_ranks.flagged_sums, ranks, "f32", 2**32 - 20, 40, model=model))

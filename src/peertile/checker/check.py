@@ -8,6 +8,7 @@ What was covered, and what was left out, is part of every verdict: see `CheckRep
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from peertile.checker.page import page
-from peertile.checker.program import ProgramCase
+from peertile.checker.program import CHECKED, ProgramCase, compiled
 from peertile.errors import ArgumentError
 from peertile.sim.choices import ReplayChooser
 from peertile.sim.conditions import USUAL, Conditions
@@ -95,9 +96,13 @@ def declared(path: Path) -> dict[str, Any]:
     """What a file declares as `CHECK`; empty without one. Executes the file's top level, not its main."""
     if "CHECK" not in path.read_text():
         return {}
-    module = ModuleType("__peertile_check__")
+    module = ModuleType(CHECKED)
     module.__file__ = str(path.resolve())
-    exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
+    sys.modules[CHECKED] = module  # where dataclasses look their annotations up
+    try:
+        exec(compiled(path), module.__dict__)
+    finally:
+        del sys.modules[CHECKED]
     found = module.__dict__.get("CHECK", {})
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ArgumentError(f"{path}: CHECK: expected a dict from argument names to values, got {found!r}")

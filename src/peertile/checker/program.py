@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from peertile.checker.isolation import RankView, Worlds
 from peertile.checker.links import SimHub, SimLink
@@ -35,7 +35,15 @@ from peertile.sim.runs import Case, Outcome
 from peertile.sim.verdicts import CollectiveMismatch, Deadlock, HostError, LaunchContract, Verdict
 from peertile.sim.words import Rule
 
-__all__ = ["CannotCheck", "ProgramCase", "SimCompiler"]
+__all__ = ["CHECKED", "CannotCheck", "ProgramCase", "SimCompiler", "compiled"]
+
+CHECKED: Final = "__peertile_check__"
+"""The name of a file's module where its main is called, and the file is not run as a script."""
+
+
+def compiled(path: Path) -> CodeType:
+    """The code of a file, under its own future statements and not under those of this module."""
+    return compile(path.read_bytes(), str(path.resolve()), "exec", dont_inherit=True)
 
 
 class CannotCheck(UnsupportedError):
@@ -89,7 +97,7 @@ class ProgramCase(Case):
         self._code: CodeType | None = None
         if isinstance(program, Path):
             self.folder = program.resolve().parent
-            self._code = compile(program.read_bytes(), str(program.resolve()), "exec")
+            self._code = compiled(program)
         else:
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
@@ -150,9 +158,10 @@ class ProgramCase(Case):
             return
         assert self._code is not None
         declared = self.arguments is not None
-        module = ModuleType("__peertile_check__" if declared else "__main__")
+        module = ModuleType(CHECKED if declared else "__main__")
         module.__file__ = str(self.program.resolve())
-        view.adopt("__main__", module)
+        for name in {"__main__", module.__name__}:
+            view.adopt(name, module)
         exec(self._code, module.__dict__)
         if declared:
             find_main(module, self.program).function(group, **(self.arguments or {}))

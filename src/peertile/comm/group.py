@@ -9,6 +9,7 @@ waiting kernels leave, until `recover`. Read coordinator.py for who decides, con
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import threading
@@ -30,6 +31,20 @@ __all__ = ["Group", "RankModel", "describe"]
 
 T = TypeVar("T")
 _serials = itertools.count(1)
+
+
+class _Here:
+    """The process: asking the system costs more than all the rest of `Group.check`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self.pid = os.getpid()
+
+
+_here = _Here()
 
 
 class RankModel(Enum):
@@ -64,7 +79,8 @@ class Group:
         self._link = link
         self._key = key
         self._block = link.segment.block(key)
-        self._pid = os.getpid()
+        self._pid = _here.pid
+        self._abort_word = ctypes.c_int32.from_address(self._block.abort_address)
         link.watch(self._block, members.index(0) if 0 in members else 0)
         self._closed = False
         self._sequence = 0
@@ -208,6 +224,15 @@ class Group:
 
     def check(self) -> None:
         """Raises if the group has failed, is closed, or belongs to the process before a fork."""
+        # Asked by every launch: five loads while all is well.
+        if not (
+            self._abort_word.value
+            or self._closed
+            or self._link.closed
+            or self._own_failure is not None
+            or self._pid != _here.pid
+        ):
+            return
         self._usable("check")
         failure = self.failure()
         if failure is not None:

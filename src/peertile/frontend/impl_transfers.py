@@ -333,37 +333,45 @@ def _take_flagged(
         here = v(ops.Reshape, (come,), TileType(T.b1, (t.numel,)))
         if outside is not None:
             here = v(ops.BinaryOp, (here, outside), here.type, fn=Binary.OR)
-        # One fold says both: the first element that is missing, or else whether one has come that is wrong.
         mark = v(ops.BinaryOp, (seen, half), t, fn=Binary.SHR)
         right = v(ops.CompareOp, (mark, wanted), TileType(T.b1, extents), fn=Compare.EQ)
         right = v(ops.Reshape, (right,), here.type)
         if outside is not None:
             right = v(ops.BinaryOp, (right, outside), here.type, fn=Binary.OR)
-        good, bad = (constant(b, t.numel + k, T.i32, (t.numel,)) for k in (1, 0))
-        first = v(ops.Select, (right, good, bad), place_t)
-        first = v(ops.Select, (here, first, places), place_t)
-        least = v(ops.Reduce, (first,), scalar, fn=Fold.MIN, axis=0) if t.numel > 1 else None
-        first = v(ops.Reshape, (first,), scalar) if least is None else least
-        done = v(ops.CompareOp, (first, constant(b, t.numel, T.i32)), BOOL, fn=Compare.GE)
-        yes, no = Block(), Block()
-        with b.inside(yes):
-            b.builder.emit(ops.Break, (seen, first))
-        with b.inside(no):
-            step = t.numel
-            place = []
-            first = cast(b, first, T.i64)
-            for origin, n in zip(origins, extents, strict=True):
-                step //= n
-                at = v(ops.BinaryOp, (first, constant(b, step, T.i64)), INDEX, fn=Binary.QUOT)
-                at = v(ops.BinaryOp, (at, constant(b, n, T.i64)), INDEX, fn=Binary.REM)
-                place.append(v(ops.BinaryOp, (at, origin), INDEX, fn=Binary.ADD))
-            # Acquire: what orders is the flag of each element; the wait is only for its time.
-            v(
-                ops.Wait, (view.value, flag, *place), TileType(u64),
-                cmp=Cmp.AT_LEAST, order=Order.ACQUIRE, scope=scope, what=view.name,
-            )  # fmt: skip
+        fold = t.numel > 1
+        everything = v(ops.Reduce, (right,), BOOL, fn=Fold.AND, axis=0) if fold else v(ops.Reshape, (right,), BOOL)
+        all_right, missing = Block(), Block()
+        with b.inside(all_right):
+            b.builder.emit(ops.Break, (seen, constant(b, t.numel + 1, T.i32)))
+        with b.inside(missing):
+            # One more fold: the first element that is missing, or else that one has come that is wrong.
+            good, bad = (constant(b, t.numel + k, T.i32, (t.numel,)) for k in (1, 0))
+            first = v(ops.Select, (right, good, bad), place_t)
+            first = v(ops.Select, (here, first, places), place_t)
+            least = v(ops.Reduce, (first,), scalar, fn=Fold.MIN, axis=0) if fold else None
+            first = v(ops.Reshape, (first,), scalar) if least is None else least
+            done = v(ops.CompareOp, (first, constant(b, t.numel, T.i32)), BOOL, fn=Compare.GE)
+            yes, no = Block(), Block()
+            with b.inside(yes):
+                b.builder.emit(ops.Break, (seen, first))
+            with b.inside(no):
+                step = t.numel
+                place = []
+                first = cast(b, first, T.i64)
+                for origin, n in zip(origins, extents, strict=True):
+                    step //= n
+                    at = v(ops.BinaryOp, (first, constant(b, step, T.i64)), INDEX, fn=Binary.QUOT)
+                    at = v(ops.BinaryOp, (at, constant(b, n, T.i64)), INDEX, fn=Binary.REM)
+                    place.append(v(ops.BinaryOp, (at, origin), INDEX, fn=Binary.ADD))
+                # Acquire: what orders is the flag of each element; the wait is only for its time.
+                v(
+                    ops.Wait, (view.value, flag, *place), TileType(u64),
+                    cmp=Cmp.AT_LEAST, order=Order.ACQUIRE, scope=scope, what=view.name,
+                )  # fmt: skip
+                b.builder.emit(ops.Yield)
+            b.builder.emit(ops.If, (done,), (), (yes, no))
             b.builder.emit(ops.Yield)
-        b.builder.emit(ops.If, (done,), (), (yes, no))
+        b.builder.emit(ops.If, (everything,), (), (all_right, missing))
         b.builder.emit(ops.Continue)
     word, outcome = b.builder.emit(ops.Loop, (), (t, scalar), (body,)).results
     right = v(ops.CompareOp, (outcome, constant(b, t.numel + 1, T.i32)), BOOL, fn=Compare.EQ)
@@ -373,6 +381,86 @@ def _take_flagged(
     if d.is_bool:
         return Tile(cast(b, payload, d))
     return Tile(payload if d == bits else v(ops.Bitcast, (payload,), TileType(d, extents)))
+
+
+# ---------------------------------------------------------------- filled transfers
+
+
+def _places(b: Build, words: Abstract, rank: Abstract, role: str) -> View:
+    view = _target(b, words, rank, f"{role}: words")
+    if view.type.dtype not in (u32, u64):
+        b.fail(f"{role}: words: expected u32 or u64, got {view.type.dtype.name} in `{view.name}`")
+    require_writable(b, view, f"{role} to")
+    return view
+
+
+def _empty(b: Build, dtype: T.DType, shape: tuple[int, ...] = ()) -> Value:
+    """What an empty place holds."""
+    return constant(b, (1 << dtype.bits) - 1, dtype, shape)
+
+
+@implements(T.put_filled)
+def _put_filled(b: Build, src: Abstract, words: Abstract, index: Abstract, rank: Abstract) -> Abstract:
+    role = "T.put_filled"
+    if not isinstance(src, Tile):
+        b.fail(f"{role}: src: expected a tile, got {describe(src)}; load it first")
+    view, t, v = _places(b, words, rank, role), src.type, b.builder.value
+    if t.dtype != view.type.dtype:
+        b.fail(f"{role}: src: expected {view.type.dtype.name} as `{view.name}` has, got {t}; T.bitcast it")
+    if t.rank != view.type.rank:
+        b.fail(f"{role}: src: expected a tile of {view.type.rank} axes, got {t}")
+    empty = v(
+        ops.CompareOp, (src.value, _empty(b, t.dtype, t.shape)), t.with_dtype(T.b1), fn=Compare.EQ
+    )  # fmt: skip
+    other = constant(b, (1 << t.dtype.bits) - 2, t.dtype, t.shape)
+    word = v(ops.Select, (empty, other, src.value), t)
+    indices = index_args(b, _zeros(t.rank) if index == NONE else index, t.rank, role)
+    b.builder.emit(ops.TileStore, (view.value, word, *indices), order=Order.RELAXED, scope=_scope(view))
+    return NONE
+
+
+@implements(T.take_filled)
+def _take_filled(b: Build, words: Abstract, shape: Abstract, index: Abstract, rank: Abstract) -> Abstract:
+    """As `take_flagged`: looks at the whole tile; while a word is missing, waits for the first of those."""
+    role = "T.take_filled"
+    view = _places(b, words, rank, role)
+    extents = shape_for(b, shape, view.type.rank, role)
+    indices = index_args(b, _zeros(len(extents)) if index == NONE else index, len(extents), role)
+    dtype, v, scope = view.type.dtype, b.builder.value, _scope(view)
+    t = TileType(dtype, extents)
+    n, scalar = t.numel, TileType(T.i32)
+    empty = _empty(b, dtype, extents)
+    body = Block()
+    with b.inside(body):
+        # What lies outside of the view is read as zero, which is not empty.
+        seen = v(ops.TileLoad, (view.value, *indices), t, order=Order.RELAXED, scope=scope)
+        come = v(ops.CompareOp, (seen, empty), t.with_dtype(T.b1), fn=Compare.NE)
+        here = v(ops.Reshape, (come,), TileType(T.b1, (n,)))
+        everything = v(ops.Reduce, (here,), BOOL, fn=Fold.AND, axis=0) if n > 1 else v(ops.Reshape, (here,), BOOL)
+        done, missing = Block(), Block()
+        with b.inside(done):
+            b.builder.emit(ops.Break, (seen,))
+        with b.inside(missing):
+            places = cast(b, v(ops.Iota, (), TileType(T.i64, (n,))), T.i32)
+            first = v(ops.Select, (here, constant(b, n - 1, T.i32, (n,)), places), places.type)
+            first = v(ops.Reduce, (first,), scalar, fn=Fold.MIN, axis=0) if n > 1 else v(ops.Reshape, (first,), scalar)
+            step, place, first = n, [], cast(b, first, T.i64)
+            for index_value, size in zip(indices, extents, strict=True):
+                step //= size
+                at = v(ops.BinaryOp, (first, constant(b, step, T.i64)), INDEX, fn=Binary.QUOT)
+                at = v(ops.BinaryOp, (at, constant(b, size, T.i64)), INDEX, fn=Binary.REM)
+                origin = v(ops.BinaryOp, (index_value, constant(b, size, T.i64)), INDEX, fn=Binary.MUL)
+                place.append(v(ops.BinaryOp, (at, origin), INDEX, fn=Binary.ADD))
+            v(
+                ops.Wait, (view.value, _empty(b, dtype), *place), TileType(dtype),
+                cmp=Cmp.NE, order=Order.ACQUIRE, scope=scope, what=view.name,
+            )  # fmt: skip
+            b.builder.emit(ops.Yield)
+        b.builder.emit(ops.If, (everything,), (), (done, missing))
+        b.builder.emit(ops.Continue)
+    (word,) = b.builder.emit(ops.Loop, (), (t,), (body,)).results
+    b.builder.emit(ops.TileStore, (view.value, empty, *indices), order=Order.RELAXED, scope=scope)
+    return Tile(word)
 
 
 # ---------------------------------------------------------------- one of several words

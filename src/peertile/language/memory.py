@@ -24,11 +24,13 @@ __all__ = [
     "get",
     "ld",
     "put",
+    "put_filled",
     "put_flagged",
     "quiet",
     "st",
     "sync_programs",
     "sync_system",
+    "take_filled",
     "take_flagged",
     "test",
     "wait_any",
@@ -151,6 +153,32 @@ def take_flagged(words: Any, shape: Any, index: Any = None, *, epoch: Any, dtype
     Example::
 
         T.take_flagged(words, (64,), (0,), epoch=1, dtype=T.f32)
+    """
+
+
+@_word
+def put_filled(src: Tile, words: Any, index: Any = None, *, rank: Any = None) -> None:
+    """Writes a tile of u32 or u64 words into empty places, each word in one indivisible store: what is there is the
+    flag. A place is empty while all of its bits are one; such a word is sent with its lowest bit off.
+
+    So nothing but the payload travels, for payloads that mean the same either way: floats of 16, 32 or 64 bits, of
+    which such a word is one NaN or several. Before a place is written again its reader must have taken it.
+
+    Example::
+
+        T.put_filled(T.bitcast(t, T.u32), words, (0,), rank=0)
+    """
+
+
+@_word
+def take_filled(words: Any, shape: Any, index: Any = None, *, rank: Any = None) -> Tile:
+    """Waits until no word of a tile is empty, empties the places, and gives the words. Bounded.
+
+    Orders nothing but its own payload. The places are empty before first use: fill them with ones.
+
+    Example::
+
+        T.take_filled(words, (64,), (0,))
     """
 
 

@@ -8,7 +8,7 @@ attention_kernels.py and layer_kernels.py, in the public language; nothing here 
 from __future__ import annotations
 
 from enum import Enum
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = ["RotaryPairs", "attention", "cache_append", "decode_attention", "rope
 
 WIDEST_HEAD = 512
 """Elements of the widest head: a program holds its queries, its sums and a block of keys and of values."""
+LOG2_E = 1.0 / log(2.0)
 
 
 class RotaryPairs(Enum):
@@ -67,8 +68,7 @@ def attention(
     if not y.size:
         return value(y, device=q.device)
     number = _scale("attention", scale, q4.shape[3])
-    rows = min(power_of_two(q4.shape[2]), 64)
-    op = _attend(_with_heads(y), q4, k4, v4, length, number, rows, is_causal=bool(causal))
+    op = _attend(_with_heads(y), q4, k4, v4, length, number, is_causal=bool(causal))
     return op.map(lambda *_: y)
 
 
@@ -108,8 +108,7 @@ def decode_attention(
     # The heads of a group are the rows of one tile: each key is read once for all of them.
     shared = heads // groups
     q4, y4 = (_grouped(t, groups, shared) for t in (q, y))
-    rows = min(power_of_two(shared), 64)
-    op = _attend(y4, q4, keys, values, lengths, number, rows, is_causal=False)
+    op = _attend(y4, q4, keys, values, lengths, number, is_causal=False)
     return op.map(lambda *_: y)
 
 
@@ -120,14 +119,16 @@ def _grouped(t: Tensor, groups: int, shared: int) -> Tensor:
 
 
 def _attend(
-    y: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: float, rows: int, *, is_causal: bool
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: float, *, is_causal: bool
 ) -> DeviceOp[Any]:
-    on_gpu = q.device.driver.kind is DriverKind.CUDA
-    keys = min(power_of_two(k.shape[2]), 64 if on_gpu else 128)
+    rows, keys = 64, 128
+    if q.device.driver.kind is DriverKind.CUDA:
+        rows, keys = (128, 128) if q.dtype.itemsize == 2 and q.shape[3] <= 128 and q.shape[2] > 64 else (64, 64)
+    rows, keys = min(power_of_two(q.shape[2]), rows), min(power_of_two(k.shape[2]), keys)
     # Unread without lengths: any tensor will do, and the queries are there.
     return attention_kernels.attend(
-        y.partition((1, 1, rows, None)), q, k, v, q if lengths is None else lengths, scale,
-        BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None,
+        y.partition((1, 1, rows, None)), q, k, v, q if lengths is None else lengths, abs(scale) * LOG2_E,
+        BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
     )  # fmt: skip
 
 

@@ -15,12 +15,48 @@ from peertile.kernel import kernel
 __all__ = ["attend"]
 
 
+def attend_blocks(
+    query: T.Tile, best: T.Tile, norm: T.Tile, acc: T.Tile, k: T.Shared, v: T.Shared, b: T.Tile, group: T.Tile,
+    first: T.Tile, last: T.Tile, stop: T.Tile, when: T.Tile, scale: T.Tile, BK: int, MASKED: bool, CAUSAL: bool,
+    BOUNDED: bool, STAGES: int,
+) -> tuple[T.Tile, T.Tile, T.Tile]:  # fmt: skip
+    """The greatest score, the sum of weights and the weighted sum of values of BQ queries, and blocks `first` to `last`
+    of keys more. Scores count in powers of two: `scale`, which is not negative, holds log2 e.
+
+    Without MASKED every query sees all of these keys, which spares the comparisons, most of a block's arithmetic.
+    """
+    BQ, D = query.shape
+    for j in T.range(first, last, stages=STAGES):
+        key = T.reshape(k.load((b, group, j, 0), (1, 1, BK, D)), (BK, D))
+        value = T.reshape(v.load((b, group, j, 0), (1, 1, BK, D)), (BK, D))
+        score = T.mma(query, T.transpose(key))
+        if MASKED:
+            at = j * BK + T.iota(BK)
+            seen = T.broadcast((at < stop)[None, :], (BQ, BK))
+            if BOUNDED:  # what lies behind the length was never written, and 0 · NaN is NaN
+                value = T.where((at < stop)[:, None], value, T.zeros((BK, D), v.dtype))
+            if CAUSAL:
+                seen = seen & (at[None, :] <= when[:, None])
+            score = T.where(seen, score, float("-inf"))
+        peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
+        base = peak
+        if MASKED:
+            base = T.where(peak == float("-inf"), 0.0, peak)  # no key seen yet: -inf - -inf is NaN
+        weight = T.exp2(T.fma(score, scale, -base))
+        kept = T.exp2(best - base)
+        norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
+        acc = T.mma(weight.astype(v.dtype), value, acc * kept)
+        best = peak
+    return best, norm, acc
+
+
 @kernel
 def attend(
     o: T.Exclusive, q: T.Shared, k: T.Shared, v: T.Shared, lengths: T.Shared, scale: T.f32, BK: T.Const[int],
-    CAUSAL: T.Const[bool], BOUNDED: T.Const[bool], STAGES: T.Const[int] = 2,
+    CAUSAL: T.Const[bool], BOUNDED: T.Const[bool], NEGATED: T.Const[bool], STAGES: T.Const[int] = 2,
 ) -> None:  # fmt: skip
-    """o[b, h] = softmax(scale · q[b, h] k[b, g]^T) v[b, g] for the group g of head h; a program for BQ queries.
+    """o[b, h] = softmax(±scale ln 2 · q[b, h] k[b, g]^T) v[b, g] for the group g of head h; a program for BQ queries.
+    Minus with NEGATED: the scale itself is not negative.
 
     Keys from `lengths[b]` on are left out with BOUNDED, and so, with CAUSAL, are keys later than the query, when the
     last query is as late as the last key. A query that sees no key gives 0.
@@ -34,29 +70,23 @@ def attend(
         stop = T.clamp(T.reshape(lengths.load((b,), (1,)), ()).astype(T.i64), 0, keys)
     last = stop
     shift = keys - q.shape[2]
+    whole = stop // BK  # blocks that all queries see all of
     if CAUSAL:
         last = T.clamp((i + 1) * BQ + shift, 0, stop)
+        whole = T.clamp(i * BQ + shift + 1, 0, stop) // BK
     when = i * BQ + T.iota(BQ) + shift
     query = T.reshape(q.load((b, h, i, 0), (1, 1, BQ, D)), (BQ, D))
+    if NEGATED:
+        query = -query
     best = T.full((BQ, 1), float("-inf"), T.f32)
     norm = T.zeros((BQ, 1), T.f32)
     acc = T.zeros((BQ, D), T.f32)
-    for j in T.range(0, T.cdiv(last, BK), stages=STAGES):
-        key = T.reshape(k.load((b, group, j, 0), (1, 1, BK, D)), (BK, D))
-        value = T.reshape(v.load((b, group, j, 0), (1, 1, BK, D)), (BK, D))
-        at = j * BK + T.iota(BK)
-        seen = (at < stop)[None, :]
-        if BOUNDED:  # what lies behind the length was never written, and 0 · NaN is NaN
-            value = T.where((at < stop)[:, None], value, T.zeros((BK, D), v.dtype))
-        if CAUSAL:
-            seen = seen & (at[None, :] <= when[:, None])
-        score = T.where(seen, T.mma(query, T.transpose(key)) * scale, float("-inf"))
-        peak = T.maximum(best, T.max(score, axis=1, keepdims=True))
-        base = T.where(peak == float("-inf"), 0.0, peak)  # no key seen yet: -inf - -inf is NaN
-        weight = T.exp(score - base)
-        kept = T.exp(best - base)
-        norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
-        acc = T.mma(weight.astype(v.dtype), value, acc * kept)
-        best = peak
+    best, norm, acc = attend_blocks(
+        query, best, norm, acc, k, v, b, group, T.i64(0), whole, stop, when, scale, BK, False, CAUSAL, BOUNDED, STAGES
+    )
+    best, norm, acc = attend_blocks(
+        query, best, norm, acc, k, v, b, group, whole, T.cdiv(last, BK), stop, when, scale, BK, True, CAUSAL, BOUNDED,
+        STAGES,
+    )  # fmt: skip
     out = T.where(norm == 0.0, 0.0, acc / norm)
     o.store(T.reshape(out, (1, 1, BQ, D)).astype(o.dtype))

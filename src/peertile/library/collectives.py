@@ -22,6 +22,7 @@ from peertile.comm.symmetric import MulticastTensor, SymmetricHeap, SymmetricTen
 from peertile.dtypes import DType, i64, u8, u16, u32, u64
 from peertile.errors import ArgumentError, SignatureMismatch
 from peertile.kernel import KernelFunction, LaunchOp
+from peertile.launch import KeptLaunch
 from peertile.library import kernels
 from peertile.library.communicator import Communicator, meet
 from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, GpuPlans, Shape, heap_bytes
@@ -83,6 +84,9 @@ class CollectiveOp(DeviceOp[T]):
 
     def preferred_stream(self) -> Stream | None:
         """Where the communicator's channels were used last."""
+        communicator = self._communicator
+        if communicator._gpu is None and (stream := communicator._channel.channel_stream) is not None:
+            return stream
         return next((s for s in (launch.preferred_stream() for launch in self._call.launches) if s is not None), None)
 
     @property
@@ -101,16 +105,22 @@ class CollectiveOp(DeviceOp[T]):
 
     def _run_to_end(self, stream: Stream) -> T:
         communicator, call = self._communicator, self._call
-        launch, staging = call.only, call.staging
-        if launch is None or communicator.checked or communicator._closed or stream.recording is not None:
+        kept, staging = call.only, call.staging
+        if (
+            kept is None
+            or communicator.checked
+            or communicator._closed
+            or stream.recording is not None
+            or stream.device is not communicator.device
+        ):
             return super()._run_to_end(stream)
         # The shortest way: one launch on the thread of the caller.
         if staging is None:
-            launch._run_to_end(stream)
+            kept.run(stream, self._site)
             return self._result
-        launch = call.way(staging.begin())
+        kept = call.way(staging.begin())
         start = time.perf_counter_ns()
-        launch._run_to_end(stream)
+        kept.run(stream, self._site)
         staging.took(time.perf_counter_ns() - start)
         return self._result
 
@@ -158,24 +168,24 @@ class _Call:
         """What says when the call cannot be repeated any more."""
         self.staging = staging
         self._bind = bind
-        self._ways: list[LaunchOp | None] = [None, None]
+        self._ways: list[KeptLaunch | None] = [None, None]
         self._launches = tuple(launches)
-        self.only = launches[0] if len(launches) == 1 else None
+        self.only = KeptLaunch(launches[0]) if len(launches) == 1 else None
         """The launch, where there is just one."""
         if staging is not None:
             self.only = self.way(staging.begin())
 
     @property
     def launches(self) -> tuple[LaunchOp, ...]:
-        return self._launches if self.staging is None else (self.way(self.staging.around),)
+        return self._launches if self.staging is None else (self.way(self.staging.around).launch,)
 
-    def way(self, around: bool) -> LaunchOp:
+    def way(self, around: bool) -> KeptLaunch:
         """The launch that stages through the caches, or around them."""
-        launch = self._ways[around]
-        if launch is None:
+        kept = self._ways[around]
+        if kept is None:
             assert self._bind is not None
-            launch = self._ways[around] = self._bind(around)
-        return launch
+            kept = self._ways[around] = KeptLaunch(self._bind(around))
+        return kept
 
 
 class Collectives(Communicator):

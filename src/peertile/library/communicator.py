@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import reduce
+from operator import or_
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,15 +26,27 @@ def meet(group: Group, device: Device, what: str, word: str = "") -> tuple[int, 
     """Collective. What the device gives each rank at once (cores, or multiprocessors), the same number on all, and the
     `word` of every rank.
 
-    Ranks of one process on one GPU share it, and have to be resident there together: whoever waits must not keep out
-    whom it waits for.
+    Cores are those that some rank may run on, shared evenly. Ranks of one process on one GPU share it, and have to be
+    resident there together: whoever waits must not keep out whom it waits for.
     """
     on_gpu = device.driver.kind is DriverKind.CUDA
-    executors = device.capabilities.executors if on_gpu else max(1, (os.cpu_count() or 1) // group.size)
-    place = f"{os.getpid()} {device.driver.identity}" if on_gpu else str(group.rank)
-    said = [f.decode().split("|") for f in group.exchange(f"{executors}|{word}|{place}".encode(), what)]
+    has, place = _cores(), str(group.rank)
+    if on_gpu:
+        has, place = device.capabilities.executors, f"{os.getpid()} {device.driver.identity}"
+    said = [f.decode().split("|") for f in group.exchange(f"{has:x}|{word}|{place}".encode(), what)]
+    numbers = [int(number, 16) for number, _, _ in said]
+    words = [word for _, word, _ in said]
+    if not on_gpu:
+        return max(1, reduce(or_, numbers).bit_count() // group.size), words
     sharers = max(Counter(place for _, _, place in said).values())
-    return max(1, min(int(count) for count, _, _ in said) // sharers), [word for _, word, _ in said]
+    return max(1, min(numbers) // sharers), words
+
+
+def _cores() -> int:
+    """The processors that this process may run on, one bit each."""
+    if hasattr(os, "sched_getaffinity"):
+        return sum(1 << core for core in os.sched_getaffinity(0))
+    return (1 << (os.cpu_count() or 1)) - 1
 
 
 class Communicator:

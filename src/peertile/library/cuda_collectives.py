@@ -29,6 +29,8 @@ __all__ = ["PROGRAMS_PER_EXECUTOR", "Family", "GpuPlans", "Shape", "heap_bytes"]
 
 WORDS = 1024
 """Words of the largest flagged tile."""
+FILLED_WORDS = 1024
+"""Words (u64) of the largest filled tile."""
 TILE_BYTES = 1 << 14
 """Bytes of the largest pushed tile."""
 LEAST_PUSHED = 1 << 12
@@ -59,6 +61,7 @@ class Way(Enum):
     """How a tile travels; each has turns of its own."""
 
     FLAGGED = "flagged"
+    FILLED = "filled"
     PUSHED = "pushed"
 
 
@@ -79,7 +82,8 @@ def _sizes(ranks: int, programs: int) -> tuple[int, int]:
 def heap_bytes(ranks: int, programs: int) -> int:
     """Symmetric memory that `GpuPlans` takes."""
     words, inbox = _sizes(ranks, programs)
-    return 8 * words + inbox + 8 * programs * ranks * (1 + AHEAD_SLOTS) + (1 << 16)
+    filled = programs * AHEAD_SLOTS * ranks * FILLED_WORDS
+    return 8 * (words + filled) + inbox + 8 * programs * ranks * (1 + 2 * AHEAD_SLOTS) + (1 << 16)
 
 
 class GpuPlans:
@@ -94,6 +98,9 @@ class GpuPlans:
         words, inbox = _sizes(n, programs)
         self._words = heap.zeros((words,), u64)
         self._inbox = heap.empty((inbox,), u8)
+        self._filled = heap.empty((programs * AHEAD_SLOTS * n * FILLED_WORDS,), u64)
+        self._fill(self._filled, 0xFF)
+        self._calls = heap.zeros((programs * AHEAD_SLOTS, n), u64)
         self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
         self._cuts: dict[tuple[Way, int], Any] = {}
         self._hello = heap.zeros((programs * AHEAD_SLOTS, n), u64)
@@ -103,7 +110,7 @@ class GpuPlans:
     @property
     def objects(self) -> tuple[Any, ...]:
         """What has to be given back to a heap that lives on."""
-        return self._words, self._inbox, self._hello, self._ready
+        return self._words, self._inbox, self._filled, self._calls, self._hello, self._ready
 
     def shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the table cuts a message of `nbytes` to each other rank; None where these kernels do not take it, or
@@ -126,9 +133,14 @@ class GpuPlans:
         """Turns may differ between ranks after a failure; those that count from zero again agree."""
         for turn in self._turns.values():
             turn.copy_from(np.zeros(turn.shape, np.int64))
-        driver, device = self.heap.device.driver, self.heap.device
-        storage = self._words.storage
-        device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, 0, 1, storage.nbytes))
+        self._fill(self._words, 0)
+        self._fill(self._calls, 0)
+        self._fill(self._filled, 0xFF)
+
+    def _fill(self, t: SymmetricTensor, byte: int) -> None:
+        """Every byte of this rank's part."""
+        driver, device, storage = self.heap.device.driver, self.heap.device, t.storage
+        device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, byte, 1, storage.nbytes))
 
     def _view(self, base: SymmetricTensor, dtype: DType, tile: int) -> tuple[SymmetricTensor, int]:
         """Staging as rows of `tile` elements, and the rows of one program."""
@@ -169,6 +181,12 @@ class GpuPlans:
         """x into out, both contiguous; of out itself without x."""
         options = self._reduction(out.dtype, op)
         sign = self._sign(Family.ALL_REDUCE, shape, out.dtype, out.size, op)
+        if shape.algorithm is Algorithm.FILLED and x is not None:
+            cut = _cut(as_words(out, of=u64), 0, shape)
+            words, rows = self._view(self._filled, u64, shape.tile)
+            turn = self._turn(Way.FILLED, cut.grid())
+            more = words, self._calls, turn, rows, self.heap.group.rank, sign
+            return kernels.filled_all_reduce(cut, as_words(x, of=u64), *more, **options)
         if shape.algorithm is Algorithm.FLAGGED:
             cut = _cut(as_words(out), 0, shape)
             channels = self._flagged(shape, cut, sign)
@@ -206,10 +224,10 @@ class GpuPlans:
         return kernels.pushed_gather(*ends, *self._pushed(shape, u32, cut, sign), N=self.few, EACH=each)
 
 
-def as_words(t: Tensor, rows: int = 0) -> Tensor:
-    """The bytes of a contiguous tensor as u32: a line, or a matrix of `rows` rows of whole words."""
-    words = t.nbytes // 4
-    return Tensor(t.storage, u32, (rows, words // rows) if rows else (words,), None, t.offset)
+def as_words(t: Tensor, rows: int = 0, of: DType = u32) -> Tensor:
+    """The bytes of a contiguous tensor as u32, or as `of`: a line, or a matrix of `rows` rows of whole words."""
+    words = t.nbytes // of.itemsize
+    return Tensor(t.storage, of, (rows, words // rows) if rows else (words,), None, t.offset)
 
 
 def _cut(t: Tensor, high: int, shape: Shape) -> Any:

@@ -112,15 +112,22 @@ def flagged_all_reduce(
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType], PACK: T.Const[bool],
 ) -> None:  # fmt: skip
     """x folded over the ranks. `out` and `x` as words; `rows`: of a program in `words`."""
-    p = T.program_id(0)
+    p, P = T.program_id(0), T.num_programs(0)
     W = out.tile_shape[0]
+    tiles = x.num_tiles((W,))[0]
+    ahead = T.zeros((W,), T.u32)
+    if p < tiles:
+        ahead = x.load((p,), (W,))
     e = T.reshape(turn.load(), ())
     for tile in out.tiles():
         e += 1
         epoch = (e << 8) + (sign & 255)
         row = p * rows + (e & 1) * (rows // 2)
-        mine = T.reshape(x.load_like(tile), (1, W))
+        mine = T.reshape(ahead, (1, W))
         send_words(mine, words, row, epoch, me, N)
+        t = tile.index[0] + P
+        if t < tiles:
+            ahead = x.load((t,), (W,))
         tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
@@ -199,6 +206,100 @@ def flagged_gather(
                 r = (me + k) % n
                 whole = T.where(which == r, take_words(words, row, r, epoch, W), whole)
         tile.store(whole)
+    turn.store(T.reshape(e, (1,)))
+
+
+# ---------------------------------------------------------------- filled
+
+
+def part(word: T.Tile, k: int, DT: T.DType, ACC: T.DType) -> T.Tile:
+    """Element k of the two or four in a u64."""
+    if DT.itemsize == 2:
+        return T.bitcast(((word >> (16 * k)) & 0xFFFF).astype(T.u16), DT).astype(ACC)
+    return T.bitcast(((word >> (32 * k)) & 0xFFFFFFFF).astype(T.u32), DT).astype(ACC)
+
+
+def placed(value: T.Tile, k: int, n: T.Tile, OP: object, DT: T.DType) -> T.Tile:
+    """A folded element at its place in a u64."""
+    if DT.itemsize == 2:
+        return T.bitcast(finish(value, n, OP).astype(DT), T.u16).astype(T.u64) << (16 * k)
+    return T.bitcast(finish(value, n, OP).astype(DT), T.u32).astype(T.u64) << (32 * k)
+
+
+def send_filled(mine: T.Tile, words: T.Peer, row: T.Tile, me: T.Tile, N: int) -> None:
+    """This rank's words of a turn to all ranks; where there are two, to the other alone."""
+    if N == 2:
+        T.put_filled(mine, words, (row + me, 0), rank=1 - me)
+    else:
+        for r in T.ranks():
+            T.put_filled(mine, words, (row + me, 0), rank=r)
+
+
+def fold_filled(
+    mine: T.Tile, words: T.Peer, row: T.Tile, me: T.Tile, W: int, N: int, OP: object, ACC: T.DType, DT: T.DType
+) -> T.Tile:
+    """The words of all ranks as one; `mine` are this rank's."""
+    n = words.num_ranks
+    if N == 2:
+        first, then = mine, T.take_filled(words, (1, W), (row + 1 - me, 0))
+    else:
+        first, then = T.take_filled(words, (1, W), (row, 0)), mine
+    a0, a1 = part(first, 0, DT, ACC), part(first, 1, DT, ACC)
+    if DT.itemsize == 2:
+        a2, a3 = part(first, 2, DT, ACC), part(first, 3, DT, ACC)
+    if N == 2:
+        a0, a1 = fold(a0, part(then, 0, DT, ACC), OP), fold(a1, part(then, 1, DT, ACC), OP)
+        if DT.itemsize == 2:
+            a2, a3 = fold(a2, part(then, 2, DT, ACC), OP), fold(a3, part(then, 3, DT, ACC), OP)
+    else:
+        for r in T.range(1, n):
+            other = T.take_filled(words, (1, W), (row + r, 0))
+            a0, a1 = fold(a0, part(other, 0, DT, ACC), OP), fold(a1, part(other, 1, DT, ACC), OP)
+            if DT.itemsize == 2:
+                a2, a3 = fold(a2, part(other, 2, DT, ACC), OP), fold(a3, part(other, 3, DT, ACC), OP)
+    total = placed(a0, 0, n, OP, DT) | placed(a1, 1, n, OP, DT)
+    if DT.itemsize == 2:
+        return total | placed(a2, 2, n, OP, DT) | placed(a3, 3, n, OP, DT)
+    return total
+
+
+def meet(calls: T.Peer, p: T.Tile, e: T.Tile, sign: T.Tile) -> None:
+    """Waits for what the others called in the launch whose first turn is `e`: behind that turn's work, which it does
+    not delay, and before a second one is sent, so that nobody greets in the same place again."""
+    slot = p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1))
+    for r in T.peers():
+        word = T.wait_at_least(calls.local, (e << 24).astype(T.u64), (slot, r))
+        T.assert_(word == ((e << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
+
+
+@kernel
+def filled_all_reduce(
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """x folded over the ranks. `out` and `x` as u64; `rows`: of a program in `words`."""
+    p, P = T.program_id(0), T.num_programs(0)
+    W = out.tile_shape[0]
+    tiles = x.num_tiles((W,))[0]
+    ahead = T.zeros((W,), T.u64)
+    if p < tiles:
+        ahead = x.load((p,), (W,))
+    e = T.reshape(turn.load(), ())
+    first = e
+    slot = rows // AHEAD_SLOTS
+    for tile in out.tiles():
+        row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
+        mine = T.reshape(ahead, (1, W))
+        send_filled(mine, words, row, me, N)
+        if e == first:
+            greet(calls, p, first, me, sign)
+        t = tile.index[0] + P
+        if t < tiles:
+            ahead = x.load((t,), (W,))
+        tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
+        if e == first:
+            meet(calls, p, first, sign)
+        e += 1
     turn.store(T.reshape(e, (1,)))
 
 

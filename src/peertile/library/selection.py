@@ -31,6 +31,7 @@ class Algorithm(Enum):
     TWO_SHOT = "two_shot"
     PIPELINED = "pipelined"
     FLAGGED = "flagged"
+    FILLED = "filled"
     RING = "ring"
     PUSHED = "pushed"
     MULTIMEM = "multimem"

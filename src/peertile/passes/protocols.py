@@ -162,9 +162,10 @@ def _notify(e: Emitter, op: Op) -> None:
     e.cross()
 
     def to(rank: Value) -> None:
+        # The own word last: a release waits for what was stored before it.
         epoch = e.add(e.load(sent, slot, rank), 1)
-        e.store(sent, epoch, slot, rank)
         e.release(e.at(arrived, rank), epoch, slot, me)
+        e.store(sent, epoch, slot, rank)
 
     _to_peers(e, op, arrived, to)
 
@@ -176,9 +177,10 @@ def _wait_signal(e: Emitter, op: Op) -> None:
     mine = e.at(arrived, e.rank(arrived))
 
     def source(rank: Value) -> None:
+        # The own word before the wait, whose time hides the store; a wait that fails poisons the words anyhow.
         epoch = e.add(e.load(seen, slot, rank), 1)
-        e.wait(mine, epoch, slot, rank, what=name_of(signal))
         e.store(seen, epoch, slot, rank)
+        e.wait(mine, epoch, slot, rank, what=name_of(signal))
 
     _to_peers(e, op, arrived, source)
     e.cross()

@@ -7,8 +7,9 @@ canonical (`canonical`), hence equal exactly when identical.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ __all__ = ["Argument", "Use", "canonical", "facts_of", "pack_words"]
 # Facts are two-valued on purpose: every further value would multiply the binaries of a kernel.
 VECTOR_ALIGN = 64
 DIVISOR = 16
+
+_serials = itertools.count(1)
 
 
 @cache
@@ -103,6 +106,8 @@ class Argument:
     """Slots of a signal or counter: how large a grid may be whose programs use the slot of their index."""
     programs: int | None = None
     """The grid that an exclusive partition gives, where it has one program for each tile."""
+    serial: int = field(default_factory=_serials.__next__)
+    """Its own for ever: what is known of launches is kept by it, without keeping the argument and its storages."""
 
 
 def pack_words(values: tuple[int, ...]) -> bytes:

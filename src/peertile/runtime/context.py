@@ -12,10 +12,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from peertile.errors import DeviceFault, PeertileError, UnsupportedError, UsageError, WaitTimeout
-from peertile.runtime.driver import DriverDevice, FaultKind, FaultRecord, PreparedLaunch, Status, Ticket
+from peertile.runtime.driver import (
+    DriverDevice,
+    FaultKind,
+    FaultRecord,
+    PreparedLaunch,
+    Status,
+    StreamHandle,
+    Ticket,
+)
 from peertile.runtime.lease import Lease
 from peertile.runtime.site import Site
 from peertile.runtime.stream import leak
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from peertile.runtime.recording import Recording
     from peertile.runtime.stream import Event, Stream
 
-__all__ = ["ExecutionContext", "Maker", "execution", "explain", "outside_execution"]
+__all__ = ["ExecutionContext", "Maker", "execution", "explain", "outside_execution", "refuse_recorded"]
 
 Maker = tuple[Any, ...]
 """(function, *arguments): `function(record, *arguments)` is the user's error for a fault record."""
@@ -55,6 +63,11 @@ def outside_execution(name: str) -> None:
         )
 
 
+def refuse_recorded(name: str, stream: Stream) -> NoReturn:
+    """UsageError: what is captured from a stream goes through its capture."""
+    raise UsageError(f"{name}: {stream.name} is being captured; end the capture first, or use another stream")
+
+
 class ExecutionContext:
     """What an operation sees when it is executed; a custom operation gets it in `execute`.
 
@@ -65,6 +78,9 @@ class ExecutionContext:
     __slots__ = (
         "__weakref__",
         "_driver",
+        "_last",
+        "_tail",
+        "_tail_name",
         "batch",
         "depends",
         "device",
@@ -77,7 +93,6 @@ class ExecutionContext:
         "is_finished",
         "is_sealed",
         "keep",
-        "last",
         "leases",
         "makers",
         "name",
@@ -89,7 +104,7 @@ class ExecutionContext:
 
     def __init__(self, name: str, stream: Stream, *, on_caller: bool, recording: Recording | None = None) -> None:
         if stream.recording is not recording:
-            raise UsageError(f"{name}: {stream.name} is being captured; end the capture first, or use another stream")
+            refuse_recorded(name, stream)
         device = stream.device
         self.name = name
         self.stream = stream
@@ -105,7 +120,10 @@ class ExecutionContext:
         self.gathers = False
         self.batch: list[_Launch] = []
         self.first = 0
-        self.last: Ticket | None = None
+        # What was enqueued last: a ticket, or the number and name of a launch that none was made for.
+        self._last: Ticket | None = None
+        self._tail = 0
+        self._tail_name = ""
         self.host_pending = False
         self.gives_up_leases = False
         self.site: Site | None = None
@@ -113,6 +131,17 @@ class ExecutionContext:
         self.error: PeertileError | None = None
         self.is_finished = False
         self.is_sealed = False
+
+    @property
+    def last(self) -> Ticket | None:
+        """What was enqueued last."""
+        if self._tail:
+            self._last, self._tail = Ticket(self.handle, self._tail, self._tail_name), 0
+        return self._last
+
+    @last.setter
+    def last(self, ticket: Ticket | None) -> None:
+        self._last, self._tail = ticket, 0
 
     @property
     def driver(self) -> DriverDevice:
@@ -153,15 +182,14 @@ class ExecutionContext:
             if len(self.batch) >= _BATCH:
                 self.flush()
             return
-        ticket = self._driver.launch_prepared(self.handle, prepared, args)
         if self.recording is not None:
-            self.note(ticket, lease, maker)
+            self.note(self._driver.launch_prepared(self.handle, prepared, args), lease, maker)
             return
+        sequence = self._driver.enqueue(self.handle, prepared, args)
         # As `note` does, without the call.
-        sequence = ticket.sequence
-        if self.last is None:
+        if not self.first:
             self.first = sequence
-        self.last = ticket
+        self._tail, self._tail_name = sequence, prepared.options.name
         if lease is not None:
             lease.sequence = sequence
         if self.makers is None:
@@ -184,7 +212,7 @@ class ExecutionContext:
         elif batch:
             launches = [(prepared, args) for prepared, args, _, _ in batch]
             sequences = self._driver.launch_many(self.handle, launches)
-            if self.last is None:
+            if not self.first:
                 self.first = sequences[0]
             makers = self.makers
             if makers is None:
@@ -193,7 +221,7 @@ class ExecutionContext:
                 if lease is not None:
                     lease.sequence = sequence
                 makers[sequence] = maker
-            self.last = Ticket(self.handle, sequences[-1], batch[-1][0].options.name)
+            self._tail, self._tail_name = sequences[-1], batch[-1][0].options.name
 
     def give_back(self, lease: Lease | None) -> None:
         """What ran on the calling thread is over, though more may follow."""
@@ -209,7 +237,7 @@ class ExecutionContext:
                 recording.makers[recording.nodes] = maker
             recording.nodes += 1
             return
-        if self.last is None:
+        if not self.first:
             self.first = ticket.sequence
         self.last = ticket
         if lease is not None:
@@ -294,6 +322,18 @@ class ExecutionContext:
             self.is_finished = True
             self.release()
         return self.error
+
+    def last_on(self, handle: StreamHandle) -> int | None:
+        """The number of what was enqueued last, if that is on the stream `handle`; None where it is not."""
+        if self._tail:
+            return self._tail
+        last = self._last
+        return None if last is None or last.stream is not handle else last.sequence
+
+    def ended(self) -> Sequence[Lease]:
+        """It is over: leases that are to be given back. What was kept alive is let go of."""
+        leases, self.leases, self.keep = self.leases, [], []
+        return leases
 
     def release(self) -> None:
         """Give back leases and what was kept alive; only when nothing enqueued can still use it."""

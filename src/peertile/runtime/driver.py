@@ -546,7 +546,7 @@ class DriverDevice(ABC):
         Interrupted (Ctrl-C), the launch goes on in the stream; `last_ticket` is then its ticket.
         """
 
-    # The four below are the launches that the runtime makes: one kernel is launched many times over one grid, and what
+    # The five below are the launches that the runtime makes: one kernel is launched many times over one grid, and what
     # stays the same is checked and looked up once. The defaults are right for any driver; a driver whose launches
     # cost microseconds overrides them, so that `launch_prepared` does no more than copy the block and enqueue, and
     # `launch_many` enqueues a chain by one compiled loop, at one crossing into native code instead of one for each.
@@ -559,6 +559,10 @@ class DriverDevice(ABC):
     def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
         """As `launch`, of what was prepared on this device. `args` is copied, or kept until the launch is over."""
         return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
+
+    def enqueue(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> int:
+        """The same; the sequence number alone, which is all that its submission keeps of a ticket."""
+        return self.launch_prepared(stream, prepared, args).sequence
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
         """Enqueue launches in their order; the sequence number of each, -1 in a capture. Other threads may enqueue in

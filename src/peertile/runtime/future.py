@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from peertile.config import config
 from peertile.errors import PeertileError, UsageError
-from peertile.runtime.context import ExecutionContext, execution, outside_execution
+from peertile.runtime.context import ExecutionContext, execution, outside_execution, refuse_recorded
 from peertile.runtime.reactor import watch
 
 if TYPE_CHECKING:
+    from peertile.runtime.launched import Launched
     from peertile.runtime.op import DeviceOp
     from peertile.runtime.schedule import SchedulingPolicy
     from peertile.runtime.stream import Stream
@@ -58,7 +59,7 @@ class DeviceFuture(Generic[T]):
         self._op: DeviceOp[T] | None = op
         self._policy = policy
         self._stream = stream
-        self._context: ExecutionContext | None = None
+        self._context: ExecutionContext | Launched | None = None
         self._result: T = cast("T", None)
         self._error: BaseException | None = None
 
@@ -107,16 +108,13 @@ class DeviceFuture(Generic[T]):
         stream = self._stream
         if stream is None:
             stream = self._stream = op._pick(self._policy)
-        context = ExecutionContext(op.name, stream, on_caller=False)
+        if stream.recording is not None:
+            refuse_recorded(op.name, stream)
         self._op = None
-        stream.admit(context)
         try:
-            self._result = op._start(context)
-            context.seal()
-            self._context = context
+            self._context, self._result = op._submitted(stream)
         except BaseException as error:
             self._error = error
-            context.abandon()
             raise
 
     def _outcome(self) -> T:
@@ -162,7 +160,7 @@ class DeviceFuture(Generic[T]):
         return self._outcome()
 
 
-def _spin(context: ExecutionContext, budget_us: int) -> bool:
+def _spin(context: ExecutionContext | Launched, budget_us: int) -> bool:
     """Ask again and again for a while; whether the work is done. Not behind a long queue, where it cannot be soon:
     ten thousand futures that spin one after the other would hold up their loop."""
     if len(context.stream.inflight) > _SPIN_BEHIND:
@@ -175,7 +173,7 @@ def _spin(context: ExecutionContext, budget_us: int) -> bool:
             return False
 
 
-def _suspend(context: ExecutionContext, *, force_callback: bool) -> Generator[Any, Any, None]:
+def _suspend(context: ExecutionContext | Launched, *, force_callback: bool) -> Generator[Any, Any, None]:
     """Give the loop its thread back until the work is done."""
     if context.last is None:  # everything that is pending belongs to others
         return
@@ -209,7 +207,7 @@ def _in_trio(trio: Any) -> bool:
     return True
 
 
-def _suspend_asyncio(asyncio: Any, context: ExecutionContext, force_callback: bool) -> Generator[Any, Any, None]:
+def _suspend_asyncio(asyncio: Any, context: ExecutionContext | Launched, force_callback: bool) -> Generator[Any, Any, None]:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
@@ -226,7 +224,7 @@ def _suspend_asyncio(asyncio: Any, context: ExecutionContext, force_callback: bo
         watcher.cancel()
 
 
-def _suspend_trio(trio: Any, context: ExecutionContext, force_callback: bool) -> Generator[Any, Any, None]:
+def _suspend_trio(trio: Any, context: ExecutionContext | Launched, force_callback: bool) -> Generator[Any, Any, None]:
     lowlevel = trio.lowlevel
     task, token = lowlevel.current_task(), lowlevel.current_trio_token()
     waiting = True

@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peertile.errors import LeaseError
 from peertile.runtime.driver import Status, Ticket
@@ -29,7 +29,29 @@ if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
     from peertile.runtime.stream import Stream
 
-__all__ = ["Lease", "LeaseTable", "check_unique", "claims_lock"]
+__all__ = ["Claim", "Lease", "LeaseTable", "Standing", "check_unique", "claims_lock"]
+
+
+class Claim(Protocol):
+    """Who uses bytes: a lease, or a submission that is its own (`launched.py`)."""
+
+    name: str
+    sequence: int
+    stream: Stream
+    site: Site | None
+    uses: Sequence[Use]
+    left: int
+    """Entries of `Storage.claims` that are still its own: later work of its stream takes them over one by one."""
+
+    @property
+    def holder(self) -> Claim:
+        """Who to wait for."""
+
+    def is_done(self) -> bool:
+        """Whether the driver says that the operation has left its stream; takes no lock of ours."""
+
+    def wait_done(self) -> None:
+        """Block until the operation has left its stream, however it ended."""
 
 
 class Lease:
@@ -39,7 +61,7 @@ class Lease:
     caller.
     """
 
-    __slots__ = ("name", "sequence", "site", "stream", "uses")
+    __slots__ = ("left", "name", "sequence", "site", "stream", "uses")
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> None:
         self.name = name
@@ -47,9 +69,10 @@ class Lease:
         self.site = site
         self.uses = uses
         self.sequence = 0
+        self.left = 0
 
     @property
-    def holder(self) -> Lease:
+    def holder(self) -> Claim:
         """Who to wait for."""
         return self
 
@@ -73,6 +96,15 @@ locked under it. It may be taken again by the thread that has it: collection can
 the user may call us."""
 
 
+class _Claiming:
+    """Whether a lease is being entered: a finaliser may give others back meanwhile, on the same thread."""
+
+    active = False
+
+
+_claiming = _Claiming()
+
+
 class LeaseTable:
     """The leases on a device's storages."""
 
@@ -84,38 +116,78 @@ class LeaseTable:
     def acquire(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> Lease:
         """One lease on all of `uses`, or LeaseError and nothing changed."""
         lease = Lease(name, stream, site, uses)
-        with self.lock:
-            for use in uses:
-                storage = use.storage
-                if storage.closed is not None:
-                    storage.check_alive(name)
-                claims = storage.claims
-                if claims and (len(claims) > 1 or stream not in claims):
-                    self._check(storage, use, lease)
-                if storage.borrows and use.exclusive:
-                    check_unique(use, f"{name} on {stream.name} ({describe(site)})")
-            for use in uses:
-                storage = use.storage
-                held = storage.claims.get(stream)
-                if held is None:
-                    storage.claims[stream] = {use: lease}
-                else:
-                    held[use] = lease
-                if use.channel:
-                    storage.channel_stream = stream
+        self.claim(lease)
         return lease
 
-    def release(self, leases: Sequence[Lease]) -> None:
+    def claim(self, lease: Claim) -> None:
+        """Enter a lease for all of its uses, or LeaseError and nothing changed."""
+        stream, uses = lease.stream, lease.uses
+        found = []
+        with self.lock:
+            _claiming.active = True  # what is found below stays where it is
+            for use in uses:
+                storage = use.storage
+                claims = storage.claims
+                held = claims.get(stream)
+                # By far the most: the same stream alone has used the storage before, and is ordered.
+                if (
+                    held is None
+                    or len(claims) != 1
+                    or storage.closed is not None
+                    or use.channel
+                    or (use.exclusive and storage.borrows)
+                ):
+                    found = self._checked(lease)
+                    break
+                found.append(held)
+            lease.left = len(found)
+            for use, held in zip(uses, found, strict=True):
+                before = held.get(use)
+                if before is not None:
+                    before.left -= 1
+                held[use] = lease
+            _claiming.active = False
+
+    def _checked(self, lease: Claim) -> list[dict[Use, Claim]]:
+        """Where each use of a lease is to be entered, or LeaseError."""
+        _claiming.active = False
+        stream, uses = lease.stream, lease.uses
+        for use in uses:
+            storage = use.storage
+            if storage.closed is not None:
+                storage.check_alive(lease.name)
+            claims = storage.claims
+            if claims and (len(claims) > 1 or stream not in claims):
+                self._check(storage, use, lease)
+            if storage.borrows and use.exclusive:
+                check_unique(use, f"{lease.name} on {stream.name} ({describe(lease.site)})")
+        _claiming.active = True
+        found = []
+        for use in uses:
+            storage = use.storage
+            if use.channel:
+                storage.channel_stream = stream
+            held = storage.claims.get(stream)
+            if held is None:
+                held = storage.claims[stream] = {}
+            found.append(held)
+        return found
+
+    def release(self, leases: Sequence[Claim]) -> None:
         """Give leases back; giving one back twice is harmless."""
         with self.lock:
             for lease in leases:
+                uses, lease.uses = lease.uses, ()
+                if not lease.left:
+                    continue
                 stream = lease.stream
-                for use in lease.uses:
+                lease.left = 0
+                for use in uses:
                     claims = use.storage.claims
                     held = claims.get(stream)
                     if held is not None and held.get(use) is lease:
                         del held[use]
-                        if not held:
+                        if not held and not _claiming.active:
                             del claims[stream]
 
     def conflicting_stream(self, uses: Sequence[Use]) -> Stream | None:
@@ -128,7 +200,7 @@ class LeaseTable:
                             return stream
         return None
 
-    def _check(self, storage: Storage, use: Use, lease: Lease) -> None:
+    def _check(self, storage: Storage, use: Use, lease: Claim) -> None:
         stream = lease.stream
         for holder, held in storage.claims.items():
             if holder is stream:
@@ -139,6 +211,30 @@ class LeaseTable:
                     continue
                 if not other.is_done():
                     raise LeaseError(_message(use, lease, theirs, other))
+
+
+class Standing:
+    """A lease of one who does the same on the same stream again and again: entered before each time, left after it."""
+
+    __slots__ = ("_uses", "lease")
+
+    def __init__(self, name: str, stream: Stream, uses: Sequence[Use]) -> None:
+        self.lease = Lease(name, stream, None, uses)
+        self._uses = uses
+
+    def enter(self, site: Site | None) -> bool:
+        """Whether the lease is held now, or else a new one is needed; LeaseError as for a new one."""
+        lease = self.lease
+        if lease.left:  # another thread is at it
+            return False
+        lease.site, lease.uses = site, self._uses
+        lease.stream.device.leases.claim(lease)
+        return True
+
+    def leave(self) -> bool:
+        """Give it back; whether it can be entered again."""
+        self.lease.stream.device.leases.release((self.lease,))
+        return True
 
 
 def _conflict(use: Use, theirs: Use) -> bool:
@@ -164,7 +260,7 @@ def check_unique(use: Use, who: str) -> None:
         )
 
 
-def _message(use: Use, lease: Lease, theirs: Use, other: Lease) -> str:
+def _message(use: Use, lease: Claim, theirs: Use, other: Claim) -> str:
     wants = "use as a channel" if use.channel else "write" if use.writes else "read"
     has = "uses it as a channel" if theirs.channel else "writes it" if theirs.writes else "reads it"
     return (

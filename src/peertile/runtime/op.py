@@ -26,6 +26,7 @@ from peertile.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
+    from peertile.runtime.launched import Launched
     from peertile.runtime.schedule import SchedulingPolicy
 
 __all__ = [
@@ -184,6 +185,19 @@ class DeviceOp(Generic[T]):
         if error is not None:
             raise error
         return result
+
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, T]:
+        """Enqueue, on a stream that is not being captured: the submission, and the result's handles. The op is spent
+        already."""
+        context = ExecutionContext(self.name, stream, on_caller=False)
+        stream.admit(context)
+        try:
+            result = self._start(context)
+            context.seal()
+        except BaseException:
+            context.abandon()
+            raise
+        return context, result
 
     def submit(self, stream: Stream | None = None) -> DeviceFuture[T]:
         """Enqueue on `stream` (default: the device's policy says which) and return at once."""

@@ -28,6 +28,7 @@ from peertile.runtime.driver import Status, Ticket
 
 if TYPE_CHECKING:
     from peertile.runtime.context import ExecutionContext
+    from peertile.runtime.launched import Launched
     from peertile.runtime.device import Device
 
 __all__ = ["SLOTS", "Path", "Reactor", "reactor", "watch"]
@@ -64,7 +65,7 @@ class Watch:
 
     __slots__ = ("driver", "epoch", "path", "slot", "slots", "stream_id", "ticket", "wake")
 
-    def __init__(self, context: ExecutionContext, wake: Callable[[], None]) -> None:
+    def __init__(self, context: ExecutionContext | Launched, wake: Callable[[], None]) -> None:
         self.driver = context.driver
         self.stream_id = context.stream.id
         self.wake: Callable[[], None] | None = wake
@@ -101,7 +102,7 @@ class Reactor:
 
     # ---------------------------------------------------------------- arming
 
-    def watch(self, context: ExecutionContext, wake: Callable[[], None], *, force_callback: bool) -> Watch:
+    def watch(self, context: ExecutionContext | Launched, wake: Callable[[], None], *, force_callback: bool) -> Watch:
         """Call `wake` once the submission has left its stream."""
         watch = Watch(context, wake)
         driver, stream = context.driver, context.stream
@@ -248,7 +249,7 @@ def reactor() -> Reactor:
     return found
 
 
-def watch(context: ExecutionContext, wake: Callable[[], None], *, force_callback: bool) -> Watch:
+def watch(context: ExecutionContext | Launched, wake: Callable[[], None], *, force_callback: bool) -> Watch:
     """Call `wake`, from some thread, once the submission has left its stream."""
     return reactor().watch(context, wake, force_callback=force_callback)
 

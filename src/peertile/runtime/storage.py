@@ -21,7 +21,7 @@ from peertile.runtime.site import Site
 
 if TYPE_CHECKING:
     from peertile.runtime.argument import Use
-    from peertile.runtime.lease import Lease
+    from peertile.runtime.lease import Claim
     from peertile.runtime.stream import Stream
 
 __all__ = ["Borrow", "Storage"]
@@ -75,7 +75,7 @@ class Storage:
         self.nbytes = nbytes
         self.name = name
         self.owner = owner
-        self.claims: dict[Stream, dict[Use, Lease]] = {}
+        self.claims: dict[Stream, dict[Use, Claim]] = {}
         """Who uses which bytes: for each stream, the last lease on each use. A stream runs in order, so the last one
         stands for those before it, and work of one stream needs no look at them at all. Storages that overlap
         (`aliases.py`) have one dict."""
@@ -86,7 +86,7 @@ class Storage:
         self._release = release
 
     @property
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[Claim]:
         """The leases that are held, of each stream and each way of using the bytes the last."""
         return list(dict.fromkeys(lease for held in list(self.claims.values()) for lease in list(held.values())))
 

@@ -19,6 +19,8 @@ from peertile.runtime.driver import EventHandle, Status, StreamHandle, Ticket
 if TYPE_CHECKING:
     from peertile.runtime.context import ExecutionContext
     from peertile.runtime.device import Device
+    from peertile.runtime.launched import Launched
+    from peertile.runtime.lease import Claim
     from peertile.runtime.recording import Recording
 
 __all__ = ["Event", "Stream", "leaked_submissions", "live_submissions"]
@@ -26,8 +28,8 @@ __all__ = ["Event", "Stream", "leaked_submissions", "live_submissions"]
 _ids = itertools.count(1)
 
 _RETIRE_AT = 16
-"""Submissions on a stream from which on each new one lets go of those that are over: asking costs as much as
-enqueueing."""
+"""Submissions on a stream, more than were left the last time, at which a new one lets go of those that are over:
+asking costs as much as enqueueing."""
 
 
 class _Live:
@@ -36,7 +38,7 @@ class _Live:
 
     def __init__(self) -> None:
         self.streams: set[Stream] = set()
-        self.leaked: list[ExecutionContext] = []
+        self.leaked: list[ExecutionContext | Launched] = []
         """Submissions whose completion cannot be proven: they keep what they own for ever, and are counted."""
 
 
@@ -52,7 +54,10 @@ class Stream:
     >>> stream.sync()
     """
 
-    __slots__ = ("__weakref__", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording", "seen")
+    __slots__ = (
+        "__weakref__", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording", "retire_at",
+        "seen",
+    )  # fmt: skip
 
     def __init__(self, device: Device, name: str, priority: int = 0) -> None:
         self.device = device
@@ -61,11 +66,13 @@ class Stream:
         self.name = name
         self.priority = priority
         self.seen: dict[int, int] = {}
-        self.inflight: deque[ExecutionContext] = deque()
+        self.inflight: deque[ExecutionContext | Launched] = deque()
+        self.retire_at = _RETIRE_AT
         self.recording: Recording | None = None
         """What is being captured from this stream."""
         self.lock = threading.RLock()
-        """Guards `inflight`; taken again by a thread that has it when collection runs a finaliser that calls us."""
+        """Held by whoever takes from `inflight`; taken again by a thread that has it when collection runs a finaliser
+        that calls us."""
 
     def __repr__(self) -> str:
         return f"Stream({self.name} of {self.device.name})"
@@ -112,29 +119,36 @@ class Stream:
 
     # ---------------------------------------------------------------- submissions
 
-    def admit(self, context: ExecutionContext) -> None:
+    def admit(self, context: ExecutionContext | Launched) -> None:
         """Own a submission until it is known to be over. Before anything of it is enqueued."""
         inflight = self.inflight
-        with self.lock:
-            if len(inflight) >= _RETIRE_AT:
+        if len(inflight) >= self.retire_at:
+            with self.lock:
                 self._retire_known()
-            if not inflight:  # only then may it be missing there
-                _live.streams.add(self)
-            inflight.append(context)
+                self.retire_at = len(inflight) + _RETIRE_AT
+        # Without the lock: whoever finds the queue empty and forgets the stream looks again afterwards.
+        inflight.append(context)
+        _live.streams.add(self)
 
     def _retire_known(self) -> None:
         """Release the submissions that the driver knows to be over without asking the device; `lock` is held."""
         inflight, handle = self.inflight, self.handle
         completed = self.device.driver.completed(handle)
+        over: list[Claim] = []
         while inflight:
             context = inflight[0]
-            last = context.last
-            if not context.is_sealed or last is None or last.stream is not handle or not completed:
-                self.retire()
+            if not context.is_sealed or not completed:
+                break
+            sequence = context.last_on(handle)
+            if sequence is None:
+                break
+            if sequence > completed:
+                self.device.leases.release(over)
                 return
-            if last.sequence > completed:
-                return
-            inflight.popleft().release()
+            inflight.popleft()
+            over += context.ended()
+        self.device.leases.release(over)
+        self.retire()
 
     def retire(self) -> int:
         """Release the submissions that are over; the number of those that are not."""
@@ -152,6 +166,8 @@ class Stream:
                 inflight.popleft()
             if not inflight:
                 _live.streams.discard(self)
+                if inflight:  # another thread submits
+                    _live.streams.add(self)
             return len(inflight)
 
 
@@ -171,7 +187,7 @@ def leaked_submissions() -> int:
     return len(_live.leaked)
 
 
-def leak(context: ExecutionContext) -> None:
+def leak(context: ExecutionContext | Launched) -> None:
     """Keep everything that a submission owns: nothing proves that the device is done with it."""
     _live.leaked.append(context)
 

@@ -6,7 +6,7 @@ A tensor is a handle: copying data is spelled out (`numpy()`, `pt.asarray`). Str
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -445,6 +445,8 @@ class Partition:
     whole: Tensor | None = None
     """For a prefix: the tensor that was cut."""
     spare: int = 0
+    bound: Argument | None = field(default=None, init=False, repr=False)
+    """What `exclusive_argument` gave."""
 
     @property
     def num_tiles(self) -> tuple[int, ...]:
@@ -496,6 +498,8 @@ class Partition:
 
     def exclusive_argument(self) -> Argument:
         """How this partition is passed as `T.Exclusive`; made once per tensor and way of cutting it."""
+        if self.bound is not None:
+            return self.bound
         t = self.tensor
         key = (self.tile_shape, self.is_persistent, self.swizzle, self.spare)
         argument = t._exclusive.get(key)
@@ -509,6 +513,7 @@ class Partition:
                 t.shape,
                 programs=None if self.is_persistent else self.grid(),
             )
+        self.bound = argument
         return argument
 
 

@@ -150,7 +150,7 @@ class Launch(Operation):
 
     def fault(self, fault: ProgramFault) -> None:
         """A check of a program failed."""
-        if self.machine.judge:
+        if self.machine.ends_at_faults:
             raise Found(fault_verdict(fault))
         if self.failure is None:
             self.failure = fault

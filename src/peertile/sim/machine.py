@@ -100,6 +100,9 @@ class Machine:
         self.memory = AddressSpace(partitions if partitions is not None else Partitions())
         self.max_steps = max_steps
         self.judge = judge
+        self.ends_at_faults = judge
+        """Whether a check of a program that fails, and a wait that is never met, end the run with a verdict. Else the
+        host hears of them as it would of a device's: a fault, a timeout."""
         self.stale = stale
         self.conditions = conditions
         self.active: dict[int, int] = {}

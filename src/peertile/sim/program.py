@@ -155,7 +155,7 @@ class Program(Agent):
     def outside(self, site: Site, view: View, role: str, index: int, limit: int) -> None:
         """An index left its view."""
         message = f"{role} of {site.name}: expected 0 to {limit - 1}, got {index}"
-        if self.machine.judge:
+        if self.machine.ends_at_faults:
             raise Found(Bounds(access=access_of(view.object, self.record(site), ()), message=message))
         self.fail(site, "bounds", message, -1, index, limit)
 

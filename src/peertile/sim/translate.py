@@ -84,17 +84,31 @@ def _rem(a: int, b: int) -> int:
 
 
 def _fold(combine: Callable[..., Any], tiles: Sequence[Any], axis: int, backwards: bool | None) -> Sequence[Any]:
-    """As the evaluator folds (`backwards` None) or scans: from the first element to the last, or the other way."""
+    """As the evaluator folds (`backwards` None) or scans: from the first element to the last, or the other way.
+
+    Lane by lane, since `combine` is code about scalars, which branches on them.
+    """
     slices = [np.moveaxis(x, axis, 0) for x in tiles]
-    order = list(range(len(slices[0])))[:: -1 if backwards else 1]
-    total = [s[order[0]] for s in slices]
-    rows = [[t] for t in total]
-    for k in order[1:]:
-        values = combine(*total, *(s[k] for s in slices))
-        total = [np.broadcast_to(v, np.shape(x)) for v, x in zip(values, total, strict=True)]
-        for row, value in zip(rows, total, strict=True):
-            row.append(value)
-    return total if backwards is None else [np.stack(row[:: -1 if backwards else 1], axis) for row in rows]
+    count, shape = len(slices[0]), slices[0].shape[1:]
+    lanes = [s.reshape(count, -1) for s in slices]
+    order = range(count - 1, -1, -1) if backwards else range(count)
+    scanned = [np.empty(s.shape, s.dtype) for s in lanes]
+    for lane in range(lanes[0].shape[1]):
+        columns = [_numbers(s[:, lane]) for s in lanes]
+        total: Sequence[Any] = [column[order[0]] for column in columns]
+        for k in order:
+            if k != order[0]:
+                total = combine(*total, *(column[k] for column in columns))
+            for into, value in zip(scanned, total, strict=True):
+                into[k, lane] = value
+    if backwards is None:
+        return [s[order[-1]].reshape(shape)[()] for s in scanned]
+    return [np.moveaxis(s.reshape(count, *shape), 0, axis) for s in scanned]
+
+
+def _numbers(column: Any) -> Any:
+    """Elements as code about scalars has them: Python's numbers for integers and booleans, else numpy's."""
+    return column.tolist() if column.dtype.kind in "iub" else column
 
 
 def _tile_index(view: Any, linear: int) -> Any:

@@ -1,7 +1,8 @@
 """Runs tile IR natively on numpy arrays: the other side of a differential test.
 
 Expects IR as a frontend makes it, or already passed through the pipeline; packs the argument block by the slots of
-the parameter types. Arrays are used in place on cpu, which addresses host memory, and copied there and back on a GPU.
+the parameter types. Arrays are used in place on cpu, which addresses host memory, and copied there and back on a GPU
+and on the simulated machine.
 Several ranks, on cpu alone, are launches on streams of their own in this process.
 """
 
@@ -21,7 +22,9 @@ from peertile.ir.core import Kernel
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
 from peertile.meaning import PerRank
 from peertile.runtime.device import Device
-from peertile.runtime.driver import FaultRecord, LaunchOptions, PrintSink
+from peertile.runtime.driver import FaultRecord, LaunchOptions, LoadableBinary, PrintSink
+from peertile.runtime.drivers.sim import SimDevice
+from peertile.sim.binary import compiled
 
 __all__ = ["pack_argument", "run_native"]
 
@@ -73,11 +76,18 @@ def run_native(
     """
     options = LaunchOptions(kernel.name, int(timeout_s * 1e9))
     shape = (grid, 1, 1) if isinstance(grid, int) else grid
-    if device.target is not None:
+    driver = device.driver
+    if isinstance(driver, SimDevice) or device.target is not None:
         if ranks != 1:
             raise ArgumentError(f"ranks: expected 1 on {device}, got {ranks}")
-        return _run_on_gpu(kernel, shape, args, device, options._replace(on_print=on_print[0] if on_print else None))
-    driver = device.driver
+        options = options._replace(on_print=on_print[0] if on_print else None)
+        binary: LoadableBinary
+        if device.target is None:
+            types = {name: v.type for name, v in zip(kernel.param_names, kernel.params, strict=True)}
+            binary = compiled(kernel, types).binary
+        else:
+            binary = compile_for_gpu(kernel, device.target)
+        return _run_on_copies(kernel, binary, shape, args, device, options)
     module = driver.load_module(compile_kernel(kernel))
     streams = [driver.create_stream() for _ in range(ranks)]
     keep: list[Any] = []
@@ -97,13 +107,15 @@ def run_native(
         driver.unload_module(module)
 
 
-def _run_on_gpu(
-    kernel: Kernel, grid: tuple[int, int, int], args: Sequence[Any], device: Device, options: LaunchOptions
-) -> FaultRecord | None:
+def _run_on_copies(
+    kernel: Kernel, binary: LoadableBinary, grid: tuple[int, int, int], args: Sequence[Any], device: Device,
+    options: LaunchOptions,
+) -> FaultRecord | None:  # fmt: skip
     """The same with copies of the arrays on the device, which go back into the arrays after the launch."""
-    assert device.target is not None
-    module = device.driver.load_module(compile_for_gpu(kernel, device.target))
-    placed = [_Placed(device, a) if isinstance(a, np.ndarray) else None for a in args]
+    module = device.driver.load_module(binary)
+    # By the parameter, not the argument: a scalar may come as an array of rank 0, and travels by value.
+    scalar = [isinstance(p.type, TileType) for p in kernel.params]
+    placed = [None if by_value else _Placed(device, a) for by_value, a in zip(scalar, args, strict=True)]
     try:
         block = b"".join(
             pack_argument(p.type, a) if place is None else place.pack(p.type)

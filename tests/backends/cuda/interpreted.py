@@ -21,10 +21,11 @@ from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.layout import LaunchContext, LaunchLayout
 from peertile.backends.cuda.target import CudaOptions
 from peertile.backends.cuda.triton_compile import written
-from peertile.dtypes import f32, f64
+from peertile.dtypes import dtype_named, f32, f64
 from peertile.ir.core import Kernel
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
-from peertile.meaning.numbers import fma
+from peertile.meaning.numbers import apply_rmw, fma
+from peertile.memory_model import Rmw
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 LIBRARY = {
@@ -85,6 +86,8 @@ def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[
         module = _module(emitted)
     if hasattr(module, "libdevice"):
         module.libdevice = _library(tl, interpreter)
+    for name in [name for name in vars(module) if name.startswith("_rmw_")]:
+        setattr(module, name, _rmw(tl, interpreter, name))
     function = getattr(module, emitted.entry).rewrite()
     params = [_param(tl, interpreter, p.type, w) for p, w in zip(emitted.parameters, words, strict=False)]
     scope = interpreter._patch_lang(function)
@@ -99,6 +102,7 @@ def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[
         scope.set_attr(type(builder), "create_inline_asm", _asm(tl, interpreter))
         scope.set_attr(type(builder), "create_fp_to_fp", _fp_to_fp(tl, interpreter, builder))
         scope.set_attr(type(builder), "create_fma", _fma(interpreter))
+        scope.set_attr(type(builder), "create_atomic_rmw", _atomic_rmw(interpreter, builder))
         builder.set_grid_dim(context.programs, 1, 1)
         with np.errstate(all="ignore"):
             for program in range(context.programs):
@@ -220,7 +224,46 @@ def _fma(interpreter: Any) -> Any:
     return fused
 
 
+def _atomic_rmw(interpreter: Any, builder: Any) -> Any:
+    """The interpreter exchanges no floats."""
+    own = type(builder).create_atomic_rmw
+
+    def rmw(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        if kind.name != "XCHG" or value.data.dtype.kind != "f":
+            return own(self, kind, pointer, value, mask, sem, scope)
+        old = np.zeros_like(value.data)
+        for k in np.argwhere(mask.data):
+            at = _element(int(pointer.data[tuple(k)]), old.dtype)
+            old[tuple(k)], at[()] = at[()], value.data[tuple(k)]
+        return interpreter.TensorHandle(old, value.dtype.scalar)
+
+    return rmw
+
+
+def _element(address: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The element at an address, as an array of rank 0 that can be written."""
+    return np.frombuffer((ctypes.c_char * dtype.itemsize).from_address(address), dtype).reshape(())
+
+
 # ---------------------------------------------------------------- PTX that is played
+
+
+def _rmw(tl: Any, interpreter: Any, name: str) -> Any:
+    """An atomic of a tile by compare and swap, by its name: element after element, as `ops` says what is left."""
+    kind, dtype = Rmw(name.split("_")[2]), dtype_named(name.split("_")[3])
+
+    def play(pointers: Any, values: Any, active: Any) -> Any:
+        bits = values.handle.data.astype(f"i{max(dtype.itemsize, 4)}")
+        given = np.ascontiguousarray(bits.astype(f"i{dtype.itemsize}")).view(dtype.numpy)
+        old = np.zeros(bits.shape, dtype.numpy)
+        for k in map(tuple, np.argwhere(active.handle.data)):
+            at = _element(int(pointers.handle.data[k]), np.dtype(dtype.numpy))
+            old[k] = at[()]
+            at[()] = apply_rmw(kind, np.asarray(old[k]), np.asarray(given[k]), dtype)
+        seen = old.view(f"u{dtype.itemsize}").astype(bits.dtype)
+        return tl.tensor(interpreter.TensorHandle(seen, values.dtype), values.type)
+
+    return play
 
 
 class _Result:

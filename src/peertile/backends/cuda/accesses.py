@@ -8,9 +8,11 @@ from peertile.backends.cuda.state import Emitter, View, lowers, tile_of
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.types import TileType
+from peertile.memory_model import Cmp
 
 __all__: list[str] = []
 
+_UNTIL = {ops.Compare.AT_LEAST: Cmp.AT_LEAST, ops.Compare.NE: Cmp.NE}
 MAX_PACK = 8
 """Elements of a patient load that a thread has in flight: more would cost registers and gain nothing."""
 
@@ -57,7 +59,8 @@ def _tile_load(e: Emitter, op: ops.TileLoad) -> None:
     awaited = _awaited(op)
     if awaited is not None and bits >= 32:
         pack = max(1, min(MAX_PACK, t.numel // e.lanes))
-        function, operands = ptx.patient_load_tile(order, scope, bits, pack), [e.typed(awaited)]
+        until, value = awaited
+        function, operands = ptx.patient_load_tile(order, scope, bits, pack, until), [e.typed(value)]
     else:
         function, operands = ptx.load_tile(order, scope, bits), []
     e.define(op.result, by_swap(e, function, pointers, operands, mask, TileType(t.dtype, t.shape), "value"))
@@ -65,19 +68,16 @@ def _tile_load(e: Emitter, op: ops.TileLoad) -> None:
         e.barrier()
 
 
-def _awaited(op: ops.TileLoad) -> Value | None:
-    """What the loop around a load waits for its elements to reach, where it does nothing else until they have: then
-    each thread may well look again at its own elements. A load may always come later, so this is right for any loop."""
+def _awaited(op: ops.TileLoad) -> tuple[Cmp, Value] | None:
+    """What the loop around a load waits for its elements to reach, or to differ from, where it does nothing else until
+    they do: then each thread may well look again at its own elements. A load may always come later, so this is right
+    for any loop."""
     assert op.parent is not None
     if not isinstance(op.parent.parent, ops.Loop):
         return None
     for other in op.parent.ops:
-        if (
-            isinstance(other, ops.CompareOp)
-            and other.attrs["fn"] is ops.Compare.AT_LEAST
-            and other.operands[0] is op.result
-        ):
-            return other.operands[1]
+        if isinstance(other, ops.CompareOp) and other.operands[0] is op.result and other.attrs["fn"] in _UNTIL:
+            return _UNTIL[other.attrs["fn"]], other.operands[1]
     return None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.layout import LaunchLayout
 from peertile.backends.cuda.target import CudaOptions, capability
-from peertile.backends.cuda.triton_compile import compile_source, disassemble
+from peertile.backends.cuda.triton_compile import Compiled, PassFailure, compile_source, disassemble
 from peertile.errors import CompileError
 from peertile.ir.core import Kernel
 
@@ -16,6 +17,8 @@ __all__ = ["MAX_SHARED_BYTES", "compile_kernel", "lower_to_text", "sass"]
 
 MAX_SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
 """Most dynamic shared memory of a program, by compute capability: what the driver refuses to go beyond."""
+
+_OTHER_WARPS = (4, 1, 8, 2)
 
 
 def lower_to_text(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions | None = None) -> str:
@@ -31,8 +34,7 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
     """
     options = options or CudaOptions()
     limit = MAX_SHARED_BYTES[capability(arch)]
-    emitted = emit_kernel(kernel, arch, options)
-    compiled = compile_source(emitted, arch, options)
+    emitted, compiled = _compiled(kernel, arch, options)
     # Stages are a hint: fewer of them where the tiles leave no room for more.
     while compiled.shared_bytes > limit and options.num_stages is None and emitted.num_stages > 1:
         emitted = emit_kernel(kernel, arch, replace(options, num_stages=emitted.num_stages - 1))
@@ -57,6 +59,27 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
         overlap=emitted.overlap,
         layout=_layout(emitted, compiled.scratch_bytes, compiled.scratch_align),
     )
+
+
+def _compiled(kernel: Kernel, arch: str, options: CudaOptions) -> tuple[Emitted, Compiled]:
+    """At the number of warps that suits the kernel; where Triton's passes break down at it, at another one.
+
+    Triton 3.6 loses an operation in some chains of sorts and folds ("operation destroyed but still has uses"), and has
+    an assertion that fails for gathers from less than a warp's elements. Both depend on how many warps share a tile.
+    """
+    try:
+        emitted = emit_kernel(kernel, arch, options)
+        return emitted, compile_source(emitted, arch, options)
+    except PassFailure as error:
+        if options.num_warps is not None:  # asked for
+            raise
+        first = error
+    for warps in (w for w in _OTHER_WARPS if w != emitted.num_warps):
+        chosen = replace(options, num_warps=warps)
+        with contextlib.suppress(PassFailure):
+            emitted = emit_kernel(kernel, arch, chosen)
+            return emitted, compile_source(emitted, arch, chosen)
+    raise first
 
 
 def _layout(emitted: Emitted, scratch_bytes: int, scratch_align: int) -> LaunchLayout:

@@ -102,6 +102,7 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     _unpack(e)
     memory.read_tables(e)
     memory.plan_accesses(e)
+    shape.plan_agreements(e)
     # Descriptors are made before: nobody else looks at them, and making them takes microseconds.
     overlap = options.overlap and _may_overlap(kernel, arch)
     if overlap:

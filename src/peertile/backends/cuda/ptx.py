@@ -22,12 +22,14 @@ __all__ = [
     "POLLS",
     "SCOPE",
     "Poll",
+    "agree",
     "cas_tile",
     "check",
     "clock",
     "fence",
     "fence_alias",
     "follow",
+    "judge",
     "load_elected",
     "load_tile",
     "patience",
@@ -35,6 +37,7 @@ __all__ = [
     "rmw_tile",
     "store_elected",
     "store_tile",
+    "verdict",
     "wait",
 ]
 
@@ -53,6 +56,10 @@ LOOKS: Final = 256
 
 Function = tuple[str, str]
 """Name and text of a function."""
+
+ROLLED: Final = '.pragma "nounroll";'
+"""At the head of a loop that polls. The assembler unrolls a loop with a known bound whole: hundreds of looks are then
+tens of KiB of instructions, and every look fetches a line of them from memory, late by as much as the word is."""
 
 _LETTER: Final = {8: "r", 16: "r", 32: "r", 64: "l"}
 
@@ -197,11 +204,12 @@ def load_tile(order: Order, scope: Scope, bits: int) -> Function:
     )  # fmt: skip
 
 
-def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int) -> Function:
+def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int, until: Cmp = Cmp.AT_LEAST) -> Function:
     """f(pointers, expected, active) -> as `load_tile`, of words of 32 or 64 bits, but each thread looks again, a
-    bounded number of times, until all of its elements have reached `expected` (wrap-safe). What is not there by then
-    comes back as it is: the caller looks again, in a way that can end. A thread has `pack` elements in flight."""
-    name = f"_ld_patient_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
+    bounded number of times, until all of its elements have reached `expected` (wrap-safe), or differ from it (NE). What
+    is not there by then comes back as it is: the caller looks again, in a way that can end. A thread has `pack`
+    elements in flight."""
+    name = f"_ld_patient_{until.value}_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
     value = [f"${k}" for k in range(pack)]
     pointer, expected, active = ([f"${pack * part + k}" for k in range(pack)] for part in (1, 2, 3))
     again, done = "PATIENT_AGAIN_${:uid}", "PATIENT_DONE_${:uid}"
@@ -211,16 +219,20 @@ def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int) -> Funct
             f"@active{k} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];",
         ]
     for k in range(pack):
-        looks += [f"sub.s{bits} gap, {value[k]}, {expected[k]};", f"or.b{bits} gaps, gaps, gap;"]
+        if until is Cmp.NE:  # a gap below zero says that a word is not there
+            looks += [f"setp.eq.b{bits} ok, {value[k]}, {expected[k]};", f"@ok mov.b{bits} gaps, -1;"]
+        else:
+            looks += [f"sub.s{bits} gap, {value[k]}, {expected[k]};", f"or.b{bits} gaps, gaps, gap;"]
     body = _lines(
         f".reg .pred ok, {', '.join(f'active{k}' for k in range(pack))};",
         f".reg .b{bits} gap, gaps;",
         ".reg .b32 count;",
         *(f"setp.ne.u32 active{k}, {active[k]}, 0;" for k in range(pack)),
         # An element that is not active has come.
-        *(f"mov.b{bits} {value[k]}, {expected[k]};" for k in range(pack)),
+        *(f"{'not' if until is Cmp.NE else 'mov'}.b{bits} {value[k]}, {expected[k]};" for k in range(pack)),
         f"mov.b32 count, {LOOKS};",
         f"{again}:",
+        ROLLED,
         f"mov.b{bits} gaps, 0;",
         *looks,
         f"setp.ge.s{bits} ok, gaps, 0;",
@@ -386,6 +398,47 @@ def _narrow_loop(kind: Rmw, dtype: DType, scope: Scope, swap: str) -> str:
     )
 
 
+# ---------------------------------------------------------------- what all threads agree on
+
+VERDICT: Final = "peertile_verdict"
+"""A register of the whole kernel: 1 until an element of the tile at hand is false in this thread. A value of assembly
+over a tile is a tile again; this carries what the program's threads agreed on to where one scalar is wanted, without
+the shuffles and the shared memory of a reduction."""
+
+
+def verdict() -> Function:
+    """f(), once at the head of a kernel: the register."""
+    return _verdict_asm(
+        "_verdict", "", f".reg .b32 {VERDICT};\n        mov.b32 {VERDICT}, 1;\n        mov.b32 $0, 0;", "=r", "", "return r"
+    )
+
+
+def judge(pack: int) -> Function:
+    """f(tile of 0 and 1, as 32 bits): takes the thread's elements into the register, `pack` at a time."""
+    lines = [f"and.b32 {VERDICT}, {VERDICT}, ${pack + k};\n        mov.b32 ${k}, 0;" for k in range(pack)]
+    constraints = ",".join(["=&r"] * pack + ["r"] * pack)
+    return _verdict_asm(f"_judge_x{pack}", "x", "\n        ".join(lines), constraints, "x", "return r", pack)
+
+
+def agree() -> Function:
+    """f() -> whether all elements of all threads were true: one barrier, and the register is as at the head again."""
+    body = (
+        f"{{\n        .reg .pred ok;\n        setp.ne.u32 ok, {VERDICT}, 0;\n        barrier.red.and.pred ok, 0, ok;\n"
+        f"        selp.b32 $0, 1, 0, ok;\n        mov.b32 {VERDICT}, 1;\n    }}"
+    )
+    return _verdict_asm("_agree", "", body, "=r", "", "return r != 0")
+
+
+def _verdict_asm(name: str, params: str, body: str, constraints: str, args: str, tail: str, pack: int = 1) -> Function:
+    """Not in braces: the register is to be seen by the others."""
+    text = (
+        f"@triton.jit\ndef {name}({params}):\n"
+        f'    r = tl.inline_asm_elementwise("""{body}""", "{constraints}", [{args}], '
+        f"dtype=tl.int32, is_pure=False, pack={pack})\n    {tail}\n"
+    )
+    return name, text
+
+
 # ---------------------------------------------------------------- waits and faults
 
 
@@ -548,8 +601,10 @@ def wait(poll: Poll) -> Function:
         f"@skip bra {done};",
         "mov.b64 begin, 0;",
         f"{look}:",
+        ROLLED,
         f"mov.b32 count, {POLLS};",
         f"{again}:",
+        ROLLED,
         *looks,
         "sub.u32 count, count, 1;",
         "setp.ne.u32 skip, count, 0;",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from peertile.backends.cuda import ptx
 from peertile.backends.cuda.spelling import REGISTER, shape_text
 from peertile.backends.cuda.state import Emitter, lowers, tile_of
 from peertile.dtypes import DType
 from peertile.ir import ops
+from peertile.ir.core import walk
 from peertile.ir.ops import Fold, Precision
 from peertile.ir.types import TileType
 
-__all__ = ["MAX_SUMMED"]
+__all__ = ["MAX_SUMMED", "plan_agreements"]
 
 MAX_SUMMED: Final = 1 << 16
 """Most products of a matrix product that is summed elementwise: all of them are in registers at once."""
@@ -65,7 +67,30 @@ _COMBINE: Final = {
 @lowers(ops.Reduce)
 def _reduce(e: Emitter, op: ops.Reduce) -> None:
     a = tile_of(op.operands[0])
+    if e.judges and _agreement(e, op):
+        function = ptx.judge(max(1, min(a.numel // e.lanes, MAX_PACK)))
+        e.w.line(e.call_ptx(function, f"{e.typed(op.operands[0])}.to(tl.int32)"))
+        e.define(op.result, e.call_ptx(ptx.agree()))
+        e.met()
+        return
     e.define(op.result, _reduced(e, op.attrs["fn"], e.typed(op.operands[0]), op.attrs["axis"], a.dtype))
+
+
+MAX_PACK: Final = 8
+
+
+def _agreement(e: Emitter, op: ops.Reduce) -> bool:
+    """Whether a reduction asks all threads whether all is true: a barrier that counts says so."""
+    a = tile_of(op.operands[0])
+    return op.attrs["fn"] is Fold.AND and a.dtype.is_bool and a.rank == 1 and e.num_warps > 1 and a.numel >= e.lanes
+
+
+def plan_agreements(e: Emitter) -> None:
+    """The register of those reductions, at the head; in kernels that wait, whose time is the waiting."""
+    reductions = (op for op in walk(e.kernel.body) if isinstance(op, ops.Reduce))
+    e.judges = e.kernel.waits and any(_agreement(e, op) for op in reductions)
+    if e.judges:
+        e.w.line(e.call_ptx(ptx.verdict()))
 
 
 def _reduced(e: Emitter, fn: Fold, x: str, axis: int, dtype: DType) -> str:

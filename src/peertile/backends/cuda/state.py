@@ -194,6 +194,8 @@ class Emitter:
         self.ptx_version: int | None = None
         """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""
         self.bulk_buffers = 0
+        self.judges = False
+        """Whether the kernel has a register for what all its threads agree on."""
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
         self.leaves = False

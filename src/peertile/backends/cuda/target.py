@@ -9,7 +9,7 @@ from typing import Final
 from peertile.dtypes import DType
 from peertile.errors import ArgumentError, CompileError
 from peertile.ir import ops
-from peertile.ir.core import Kernel, Op, walk
+from peertile.ir.core import Block, Kernel, Op, walk
 from peertile.ir.types import TileType, Type
 from peertile.memory_model import Rmw
 from peertile.source import Loc
@@ -66,7 +66,12 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
     tiles = [op for op in walk(kernel.body) if isinstance(op, ops.Mma)]
     if tiles:
         most = max(_numel(op.result.type) for op in tiles)
-        warps = warps or (8 if most >= 128 * 128 and any(_inner(op) >= 256 or most >= 128 * 256 for op in tiles) else 4)
+        # The results of products in one trip of a loop are in registers together.
+        held: dict[Block | None, int] = {}
+        for op in tiles:
+            held[op.parent] = held.get(op.parent, 0) + _numel(op.result.type)
+        wide = max(held.values()) >= 128 * 256 or any(_inner(op) >= 256 for op in tiles)
+        warps = warps or (8 if most >= 128 * 128 and wide else 4)
         loops = [op.attrs["stages"] for op in walk(kernel.body) if isinstance(op, ops.For)]
         return warps, stages or max([3, *(s for s in loops if s > 1)])
     if warps is None:

@@ -30,7 +30,7 @@ from peertile.config import config
 from peertile.errors import CompileError, InternalError, UnsupportedError
 from peertile.source import Loc
 
-__all__ = ["Compiled", "compile_source", "disassemble", "loaded", "triton_version", "written"]
+__all__ = ["Compiled", "PassFailure", "compile_source", "disassemble", "loaded", "triton_version", "written"]
 
 MINIMUM = (3, 4)
 NATIVE_FP8 = 89
@@ -38,6 +38,10 @@ _PTXAS_LINE = re.compile(r"^ptxas\S* (\S+), line (\d+); *(?:error|fatal) *: *(.*
 _PTXAS_ERROR = re.compile(r"^ptxas.*?(?:error|fatal) *: *(.*)$", re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
+
+
+class PassFailure(CompileError):
+    """A pass of Triton broke down. That can be a fault of the pass, at one number of warps and not at another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ def _in_a_process(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled
         raise InternalError(f"cuda backend: the compiling process ended with {done.returncode}: {text}") from None
     if isinstance(answer, Compiled):
         return answer
-    message, loc = answer
-    raise CompileError(message, loc)
+    kind, message, loc = answer
+    raise kind(message, loc)
 
 
 def answer_parent(emitted: Emitted, arch: str, options: CudaOptions) -> None:
@@ -140,7 +144,7 @@ def answer_parent(emitted: Emitted, arch: str, options: CudaOptions) -> None:
     try:
         answer = compile_here(emitted, arch, options)
     except CompileError as error:
-        answer = (error.message, error.loc)
+        answer = (type(error), error.message, error.loc)
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 
@@ -248,7 +252,8 @@ def _translated(error: Exception, said: str, emitted: Emitted, path: Path, arch:
     loc = _loc_at(emitted, int(found[1])) if found is not None else _loc_at(emitted, len(emitted.lines))
     first = re.search(r"^(?:LLVM ERROR: |.*: error: |Unsupported)(.*)$", said, re.MULTILINE)
     reason = first[0].split(": error: ")[-1] if first is not None else f"{name}: {_short(str(error))}"
-    return CompileError(f"triton failed on the kernel for {arch}: {reason} (emitted source: {path})", loc)
+    kind = PassFailure if "PassManager::run failed" in str(error) else CompileError
+    return kind(f"triton failed on the kernel for {arch}: {reason} (emitted source: {path})", loc)
 
 
 def _reason(error: BaseException) -> str:

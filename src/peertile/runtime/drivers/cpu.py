@@ -550,6 +550,9 @@ class CpuDevice(DriverDevice):
         return CpuLaunch(kernel, grid, options, header, n, n * kernel.stride if kernel.waits else 0)
 
     def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
+        return Ticket(stream, self.enqueue(stream, prepared, args), prepared.options.name)
+
+    def enqueue(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> int:
         if (
             type(stream) is CpuStream
             and type(prepared) is CpuLaunch
@@ -559,8 +562,8 @@ class CpuDevice(DriverDevice):
             and not callback_threads
             and not self._closed
         ):
-            return Ticket(stream, stream.enqueue_launch(prepared, args), prepared.name)
-        return self.launch(stream, prepared.module, prepared.grid, args, prepared.options)
+            return stream.enqueue_launch(prepared, args)
+        return self.launch(stream, prepared.module, prepared.grid, args, prepared.options).sequence
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
         self._enter()
@@ -588,8 +591,9 @@ class CpuDevice(DriverDevice):
         ):
             try:
                 slot = stream.inline_slot
-                arena = 0
-                if prepared.arena_bytes:
+                # Whoever gives the stream another one leaves this one alone while `inline_lock` is held.
+                have, arena = stream.arena
+                if prepared.arena_bytes > have:
                     with stream.lock:
                         arena = stream.arena_for(prepared.arena_bytes)
                 stream.inline_name = prepared.name

@@ -313,7 +313,8 @@ class CpuStream(StreamHandle):
             if self.arena[0]:
                 self.retired.append((self.words[S.SUBMITTED], self.arena))
             self.arena = new
-        if self.retired:
+        # A launch on the thread of its caller took its frames when its number was not known yet.
+        if self.retired and not self.inline_lock.locked():
             completed = self.words[S.COMPLETED]
             for last, arena in [r for r in self.retired if r[0] <= completed]:
                 self.retired.remove((last, arena))
@@ -425,6 +426,7 @@ class CpuStream(StreamHandle):
             if self.words[S.CURRENT] != slot.address:
                 return
             self.inline_slot = self._fresh_slot()
+            self.retired = [(max(last, slot.words[C.SEQ]), arena) for last, arena in self.retired]
             # The stream was idle, so nothing is pending before this operation; something may be behind it.
             self.pending.appendleft((slot.words[C.SEQ], slot, Entry(name, keep, None, nodes)))
             if self.thread is None:

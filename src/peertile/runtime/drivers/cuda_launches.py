@@ -74,9 +74,10 @@ class CudaLaunch(PreparedLaunch):
     __slots__ = ("address", "n_bytes", "name", "plain", "words")
 
     def __init__(
-        self, module: Any, grid: Grid, options: LaunchOptions, abort: int, timeout_ns: int, resident: int
-    ) -> None:
-        """`resident`: most programs that can be resident at once."""
+        self, module: Any, grid: Grid, options: LaunchOptions, abort: int, timeout_ns: int, resident: int, *,
+        blocking: bool = False,
+    ) -> None:  # fmt: skip
+        """`resident`: most programs that can be resident at once. `blocking`: a launch returns when it has ended."""
         super().__init__(module, grid, options)
         self.name = options.name
         self.n_bytes: int = module.n_bytes
@@ -84,7 +85,7 @@ class CudaLaunch(PreparedLaunch):
         programs = n0 * n1 * n2
         waits = module.waits
         most = resident if waits or options.cooperative else MAX_PROGRAMS
-        self.plain = options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most
+        self.plain = options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most and not (blocking and waits)
         checks = [word for pair in module.layout.bounds() for word in pair]
         self.words = words = (ctypes.c_int64 * (Plan.CHECKS + len(checks)))()
         values = {
@@ -103,15 +104,24 @@ class CudaLaunch(PreparedLaunch):
 
 
 class Launches:
-    """Launches one behind the other that have slots one behind the other: `first` to `last`, from slot `at` on."""
+    """Launches one behind the other that have slots one behind the other: `first` to `last`, from slot `at` on. The
+    block is in use as long as this is kept (`close` says that it is not any more)."""
 
-    __slots__ = ("at", "block", "first", "last", "ops")
+    __slots__ = ("at", "block", "first", "ops")
 
     def __init__(self, first: int, block: Block, at: int) -> None:
-        self.first, self.last = first, first - 1
+        self.first = first
         self.block = block
         self.at = at
         self.ops: list[CudaLaunch] = []
+        block.live += 1
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.ops) - 1
+
+    def close(self) -> None:
+        self.block.live -= 1
 
     def take(self, through: int) -> list[tuple[int, FaultRecord]]:
         """Those up to `through` have run: forget them; their faults."""
@@ -126,7 +136,6 @@ class Launches:
                 if record is not None:
                     failed.append((first + k, record))
         del self.ops[:n]
-        block.live -= n
         self.at = at + n
         self.first = first + n
         return failed

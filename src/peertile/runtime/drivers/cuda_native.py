@@ -3,21 +3,25 @@
 A launch through Python bindings costs several times what the NVIDIA driver takes. Here a few functions in LLVM text,
 compiled by `backends/cpu/jit.py`, fill the parameters and call `cuLaunchKernel` themselves. They do what
 `cuda_stream.py` does for a launch without output, and refuse (the answer 0, nothing changed) whatever is less simple:
-a stream that is behind, a full block of slots, scratch memory that is too small. They take no lock and know nothing of
-Python: the caller holds the stream's lock. Errors of the NVIDIA driver come back as its number.
+a stream that is behind or takes no launches now, a full block of slots, scratch memory that is too small, an argument
+block that is too short. They take no lock: the caller holds the stream's lock. Errors of the NVIDIA driver come back as
+its number.
+
+Python calls them as its own builtins: through ctypes a call would cost as much as a fifth of a launch. They let go of
+the interpreter lock meanwhile, since a launch may wait for a host function that needs it.
 
 Two records of 8-byte words are shared with Python: the `Lane` of a stream and the `Plan` of a kernel over a grid.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 from peertile.backends.cpu import jit
+from peertile.runtime.drivers.cpu_native_python import builtin
 
 __all__ = ["FAILED", "LONG_WAY", "Lane", "Native", "Plan", "native"]
 
@@ -51,7 +55,7 @@ class Lane(IntEnum):
     CURRENT_CONTEXT = 18
     PUSH_CONTEXT = 19
     POP_CONTEXT = 20
-    DEPTH = 21  # most operations under way
+    DEPTH = 21  # most operations under way; 0 while the stream takes no launches this way
     MARK_EVERY = 22
     LAUNCH_EX = 23
     CONFIG = 24  # address of a CUlaunchConfig whose one attribute lets a kernel start before the one in front has ended
@@ -142,14 +146,14 @@ done:
   ret void
 }}
 
-define i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited) {{
+define i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited) {{
   %entered = call i1 @enter(ptr %lane)
-  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited)
   call void @leave(ptr %lane, i1 %entered)
   ret i64 %answer
 }}
 
-define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %awaited) {{
+define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %given, i64 %awaited) {{
 entry:
 {
         _words(
@@ -200,7 +204,9 @@ entry:
   %deep = icmp sge i64 %under.way, %depth
   %full = icmp sge i64 %used, %slots
   %small = icmp ugt i64 %need, %have
-  %no.a = or i1 %deep, %full
+  %short = icmp slt i64 %given, %nbytes
+  %no.0 = or i1 %short, %deep
+  %no.a = or i1 %no.0, %full
   %no.b = or i1 %no.a, %small
   br i1 %no.b, label %long, label %check
 check:
@@ -310,7 +316,7 @@ failed:
 }}
 
 ; How many of `count` launches were made; the lane's error says whether the next one failed or takes the long way.
-define i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, i64 %count, i64 %awaited) {{
+define i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, ptr %sizes, i64 %count, i64 %awaited) {{
 entry:
   %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
   store i64 0, ptr %error.p
@@ -325,11 +331,13 @@ make:
   %plan = load ptr, ptr %plan.p
   %args.p = getelementptr ptr, ptr %blocks, i64 %k
   %args = load ptr, ptr %args.p
+  %size.p = getelementptr i64, ptr %sizes, i64 %k
+  %size = load i64, ptr %size.p
   %k.next = add i64 %k, 1
   %is.last = icmp eq i64 %k.next, %count
   %last = zext i1 %is.last to i64
   %mark = and i64 %last, %awaited
-  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %mark)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %size, i64 %mark)
   %ok = icmp sgt i64 %answer, 0
   br i1 %ok, label %made, label %done
 made:
@@ -378,8 +386,8 @@ no:
   ret i64 0
 }}
 
-define i64 @cuda_run(ptr %lane, ptr %plan, ptr %args, i64 %ns) {{
-  %sequence = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 1)
+define i64 @cuda_run(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %ns) {{
+  %sequence = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 1)
   %ok = icmp sgt i64 %sequence, 0
   br i1 %ok, label %spin, label %done
 spin:
@@ -390,20 +398,135 @@ done:
 }}
 """
 
+_ENTRIES: Final = {
+    "cuda_launch": ("pPbi", True),
+    "cuda_run": ("pPbi", True),
+    "cuda_spin": ("pii", True),
+}
+"""Functions that Python calls, with their arguments: an address, the address of a plan, a bytes object (its address and
+its length), an integer; and whether the interpreter lock is let go of meanwhile."""
+
+_MOST_OF_A_CHAIN: Final = 256
+
+
+def _doors() -> str:
+    """The entries from Python. Only functions of CPython's stable ABI are used."""
+    text = """
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyBytes_AsString(ptr)
+declare i64 @PyBytes_Size(ptr)
+declare ptr @PyErr_Occurred()
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+"""
+    for name, (codes, releases) in _ENTRIES.items():
+        lines, values = [], []
+        for k, code in enumerate(codes):
+            lines += [f"  %at{k} = getelementptr ptr, ptr %args, i64 {k}", f"  %o{k} = load ptr, ptr %at{k}"]
+            if code == "b":
+                lines += [
+                    f"  %v{k} = call ptr @PyBytes_AsString(ptr %o{k})", f"  %n{k} = call i64 @PyBytes_Size(ptr %o{k})"
+                ]  # fmt: skip
+                values += [f"ptr %v{k}", f"i64 %n{k}"]
+                continue
+            lines.append(f"  %i{k} = call i64 @PyLong_AsLongLong(ptr %o{k})")
+            if code == "i":
+                values.append(f"i64 %i{k}")
+            else:
+                lines.append(f"  %v{k} = inttoptr i64 %i{k} to ptr")
+                values.append(f"ptr %v{k}")
+        before = "  %thread = call ptr @PyEval_SaveThread()" if releases else ""
+        after = "  call void @PyEval_RestoreThread(ptr %thread)" if releases else ""
+        text += f"""
+define ptr @python_{name}(ptr %self, ptr %args, i64 %count) {{
+{chr(10).join(lines)}
+  %wrong = call ptr @PyErr_Occurred()
+  %raised = icmp ne ptr %wrong, null
+  br i1 %raised, label %bad, label %good
+bad:
+  ret ptr null
+good:
+{before}
+  %answer = call i64 @{name}({", ".join(values)})
+{after}
+  %object = call ptr @PyLong_FromLongLong(i64 %answer)
+  ret ptr %object
+}}
+"""
+    most = _MOST_OF_A_CHAIN
+    return f"""{text}
+; (lane, [address of a plan], [argument block], awaited): as cuda_chain, of the first {most} launches of the lists.
+define ptr @python_cuda_chain(ptr %self, ptr %args, i64 %count) {{
+entry:
+  %plans = alloca [{most} x i64]
+  %blocks = alloca [{most} x ptr]
+  %sizes = alloca [{most} x i64]
+  %lane.o = load ptr, ptr %args
+  %list.p = getelementptr ptr, ptr %args, i64 1
+  %list = load ptr, ptr %list.p
+  %bytes.p = getelementptr ptr, ptr %args, i64 2
+  %bytes = load ptr, ptr %bytes.p
+  %awaited.p = getelementptr ptr, ptr %args, i64 3
+  %awaited.o = load ptr, ptr %awaited.p
+  %lane.i = call i64 @PyLong_AsLongLong(ptr %lane.o)
+  %lane = inttoptr i64 %lane.i to ptr
+  %awaited = call i64 @PyLong_AsLongLong(ptr %awaited.o)
+  %all = call i64 @PyList_Size(ptr %list)
+  %few = icmp slt i64 %all, {most}
+  %n = select i1 %few, i64 %all, i64 {most}
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k.next, %one]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %one, label %taken
+one:
+  %plan.o = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %plan = call i64 @PyLong_AsLongLong(ptr %plan.o)
+  %block.o = call ptr @PyList_GetItem(ptr %bytes, i64 %k)
+  %block = call ptr @PyBytes_AsString(ptr %block.o)
+  %size = call i64 @PyBytes_Size(ptr %block.o)
+  %plan.at = getelementptr i64, ptr %plans, i64 %k
+  store i64 %plan, ptr %plan.at
+  %block.at = getelementptr ptr, ptr %blocks, i64 %k
+  store ptr %block, ptr %block.at
+  %size.at = getelementptr i64, ptr %sizes, i64 %k
+  store i64 %size, ptr %size.at
+  %k.next = add i64 %k, 1
+  br label %next
+taken:
+  %wrong = call ptr @PyErr_Occurred()
+  %raised = icmp ne ptr %wrong, null
+  br i1 %raised, label %bad, label %good
+bad:
+  ret ptr null
+good:
+  %thread = call ptr @PyEval_SaveThread()
+  %answer = call i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, ptr %sizes, i64 %n, i64 %awaited)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %object = call ptr @PyLong_FromLongLong(i64 %answer)
+  ret ptr %object
+}}
+"""
+
 
 class Native:
-    """The functions, which let go of the interpreter lock: a launch may wait for a host function that needs it."""
+    """The functions, as builtins of Python. The lists of a chain stay as they are while it is submitted: the caller
+    made them."""
 
     def __init__(self, symbols: dict[str, int]) -> None:
-        p, i = ctypes.c_void_p, ctypes.c_int64
-
-        def made(name: str, *params: Any) -> Callable[..., int]:
-            return ctypes.CFUNCTYPE(i, *params)(symbols[name])
-
-        self.launch = made("cuda_launch", p, p, ctypes.c_char_p, i)
-        self.chain = made("cuda_chain", p, p, p, i, i)
-        self.run = made("cuda_run", p, p, ctypes.c_char_p, i)
-        self.spin = made("cuda_spin", p, i, i)
+        self.launch: Callable[[int, int, bytes, int], int] = builtin("cuda_launch", symbols["python_cuda_launch"])
+        """(lane, plan, arguments, awaited): the number of the launch, LONG_WAY or FAILED."""
+        self.run: Callable[[int, int, bytes, int], int] = builtin("cuda_run", symbols["python_cuda_run"])
+        """(lane, plan, arguments, ns): the same, after at most `ns` of waiting for its end."""
+        self.spin: Callable[[int, int, int], int] = builtin("cuda_spin", symbols["python_cuda_spin"])
+        """(lane, sequence, ns): whether the stream has passed `sequence`, after at most `ns`."""
+        self.chain: Callable[[int, list[int], list[bytes], int], int] = builtin(
+            "cuda_chain", symbols["python_cuda_chain"]
+        )
+        """(lane, plans, argument blocks, awaited): how many of the first launches were made."""
 
 
 _lock: Final = threading.Lock()
@@ -411,9 +534,9 @@ _made: list[Native] = []
 
 
 def native() -> Native:
-    """The functions; compiled at the first call of a process (a few milliseconds)."""
+    """The functions; compiled at the first call of a process (some milliseconds)."""
     with _lock:
         if not _made:
-            names = ("cuda_launch", "cuda_chain", "cuda_run", "cuda_spin")
-            _made.append(Native(jit.load_object(jit.compile_text(_text(), level=2), names)))
+            names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain")]
+            _made.append(Native(jit.load_object(jit.compile_text(_text() + _doors(), level=2), names)))
         return _made[0]

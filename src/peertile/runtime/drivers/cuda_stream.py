@@ -51,6 +51,8 @@ DEPTH: Final = 256
 MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
 _ISSUED, _MARKED, _USED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED)
+_LOOK_MASK: Final = MARK_EVERY - 1
+"""Launches take note of what has run when their number has none of these bits: as often as markers come."""
 HIDDEN: Final = struct.Struct("<10Q")
 """The words after the argument block, see backends/cuda/layout.py."""
 PRINT_BYTES: Final = (1 << 20) - PRINT_HEADER_BYTES
@@ -236,7 +238,7 @@ class CudaStream(StreamHandle, Target):
     __slots__ = (
         "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane",
         "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run",
-        "settled", "spans", "submitted", "unclean", "word", "word_address",
+        "settled", "spans", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False
@@ -255,7 +257,7 @@ class CudaStream(StreamHandle, Target):
         self.lane_address = ctypes.addressof(self.lane_memory)
         values = {
             Lane.STREAM: int(self.cu), Lane.CONTEXT: device.context_number, Lane.WORD: self.word_address,
-            Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: DEPTH,
+            Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: 0,
             Lane.MARK_EVERY: MARK_EVERY,
         }  # fmt: skip
         *entries, values[Lane.LAUNCH_EX] = self.api.entries()
@@ -268,7 +270,6 @@ class CudaStream(StreamHandle, Target):
         self.capture: list[Op] | None = None
         self.closed = False
         self.destroyed = False
-        self.submitted = 0
         self.name = ""  # of the last operation
         self.backlog: deque[tuple[int, Op]] = deque()
         self.block: Block | None = None
@@ -299,6 +300,7 @@ class CudaStream(StreamHandle, Target):
             self._unclean(op, 1)
             if self.backlog or self.issued - self.word[0] >= DEPTH or not op.ready():
                 self.backlog.append((sequence, op))
+                self.gate()
                 self.device.pump.add_backlog(self)
             else:
                 try:
@@ -306,9 +308,24 @@ class CudaStream(StreamHandle, Target):
                 except BaseException:
                     self._unclean(op, -1)
                     raise
-            self.submitted = sequence
             self.name = op.name
         return Ticket(self, sequence, op.name)
+
+    @property
+    def submitted(self) -> int:
+        """Number of the last operation."""
+        backlog = self.backlog
+        try:
+            return backlog[-1][0] if backlog else self.lane[_ISSUED]
+        except IndexError:  # the pump was faster
+            return self.lane[_ISSUED]
+
+    def gate(self) -> None:
+        """Let native code launch, or not: called whenever something changes that this depends on."""
+        with state:
+            lost = self.device.lost is not None
+            shut = lost or self.closed or self.failed or self.capture is not None or bool(self.backlog)
+            self.lane[Lane.DEPTH] = 0 if shut or self.block is None else DEPTH
 
     @property
     def issued(self) -> int:
@@ -320,52 +337,48 @@ class CudaStream(StreamHandle, Target):
         """Number of the last operation that a marker follows."""
         return self.lane[_MARKED]
 
-    def launch(self, launch: CudaLaunch, args: bytes, call: Callable[..., int], last: int) -> int:
+    def launch(self, launch: CudaLaunch, args: bytes, call: Callable[[int, int, bytes, int], int], last: int) -> int:
         """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY when it is not so simple or
         wrong, and the long way sees to it. What `submit` does for a `Launch`, without objects."""
         with self.lock:
-            if not self._takes_launches() or len(args) < launch.n_bytes:
-                return LONG_WAY
-            run = self.run or self._open_run()
+            run = self.run
+            if run is None:
+                run = self._open_run()
+                if run is None:
+                    return LONG_WAY
             sequence = call(self.lane_address, launch.address, args, last)
             if sequence > 0:
                 run.ops.append(launch)
-                run.block.live += 1
-                run.last = self.submitted = sequence
                 self.name = launch.name
+                if not sequence & _LOOK_MASK:
+                    self.look()
             elif sequence == FAILED:
                 raise self.api.refused(self.lane[Lane.ERROR])
             return sequence
 
-    def launch_chain(self, launches: Sequence[tuple[CudaLaunch, bytes]], call: Callable[..., int]) -> int:
-        """As many of the first of the launches as native code makes in one go; their number."""
-        n = len(launches)
-        plans = (ctypes.c_int64 * n)(*[launch.address for launch, _ in launches])
-        blocks = (ctypes.c_char_p * n)(*[args for _, args in launches])
+    def launch_chain(
+        self, launches: Sequence[tuple[CudaLaunch, bytes]], call: Callable[[int, list[int], list[bytes], int], int]
+    ) -> tuple[int, int]:
+        """As many of the first of the launches as native code makes in one go: the number of the first, and how many."""
+        plans, blocks = [launch.address for launch, _ in launches], [args for _, args in launches]
         with self.lock:
-            if not self._takes_launches():
-                return 0
+            self.look()
             run = self.run or self._open_run()
-            made = call(self.lane_address, ctypes.addressof(plans), ctypes.addressof(blocks), n, 0)
+            if run is None:
+                return 0, 0
+            first = self.lane[_ISSUED] + 1
+            made = call(self.lane_address, plans, blocks, 0)
             if made:
                 run.ops += [launch for launch, _ in launches[:made]]
-                run.block.live += made
-                run.last = self.submitted = self.issued
                 self.name = launches[made - 1][0].name
             if self.lane[Lane.ERROR]:
                 raise self.api.refused(self.lane[Lane.ERROR])
-            return made
+            return first, made
 
-    def _takes_launches(self) -> bool:
-        seen = self.word[0]
-        if seen > self.settled:
-            self.settle(seen)
-        if self.capture is not None or self.closed or self.backlog or (self.spans and self.failed):
-            return False
-        return self.block is not None and self.lane[_USED] < BLOCK_SLOTS
-
-    def _open_run(self) -> Launches:
-        assert self.block is not None
+    def _open_run(self) -> Launches | None:
+        """Launches that native code makes from here on; None where it makes none."""
+        if self.block is None or not self.lane[Lane.DEPTH]:
+            return None
         run = self.run = Launches(self.issued + 1, self.block, self.lane[_USED])
         self.pending.append(run)
         return run
@@ -404,7 +417,7 @@ class CudaStream(StreamHandle, Target):
         with self.lock:
             self.look()
             while self.backlog and self.issued - self.word[0] < DEPTH and self.backlog[0][1].ready():
-                sequence, op = self.backlog.popleft()
+                sequence, op = self.backlog[0]
                 try:
                     self._issue(sequence, op)
                 except (CudaError, PeertileError) as error:
@@ -412,10 +425,13 @@ class CudaStream(StreamHandle, Target):
                         raise
                     self.lane[_ISSUED] = sequence
                     self.pending.append((sequence, _Broken(op.name), self.device.translate(error)))
+                if self.backlog:  # unless the device was lost meanwhile
+                    self.backlog.popleft()
             if self.marked < self.issued and not self.destroyed:
                 self._mark()
             if self.closed and not self.backlog:
                 self._destroy()
+            self.gate()
             return bool(self.backlog)
 
     def want(self, sequence: int) -> None:
@@ -432,6 +448,7 @@ class CudaStream(StreamHandle, Target):
         with self.lock:
             self.usable()
             self.closed = True
+            self.gate()
             if not self.backlog:
                 self._destroy()
 
@@ -460,6 +477,9 @@ class CudaStream(StreamHandle, Target):
             lane[Lane.SLOTS] = BLOCK_SLOTS
             # In stream order: the launches that used the words before have ended by then.
             self.api.fill(block.words, 0, 4, BLOCK_SLOTS * LAUNCH_BYTES // 4, self.cu)
+            if self.block is None:
+                self.block = block
+                self.gate()
             self.block = block
         slot = Slot(block, lane[_USED])
         lane[_USED] += 1
@@ -526,12 +546,13 @@ class CudaStream(StreamHandle, Target):
                 if isinstance(head, Launches):
                     for sequence, record in head.take(through):
                         if not self.failed:
-                            self.spans.append(_Span(sequence, record))
+                            self._fail(_Span(sequence, record))
                     # It may have begun behind operations that are settled, and nothing be in it yet.
                     self.settled = max(self.settled, head.first - 1)
                     if head.first <= head.last or head is self.run:
                         break
                     pending.popleft()
+                    head.close()
                     continue
                 sequence, op, issued = head
                 if sequence > through or not op.over(issued):
@@ -540,10 +561,14 @@ class CudaStream(StreamHandle, Target):
                 record_ = op.collect(issued, sequence, skipped=self.failed)
                 op.release(issued)
                 if record_ is not None and not self.failed:
-                    self.spans.append(_Span(sequence, record_))
+                    self._fail(_Span(sequence, record_))
                 if op.touches_host:
                     self.unclean -= 1
                 self.settled = sequence
+
+    def _fail(self, span: _Span) -> None:
+        self.spans.append(span)
+        self.gate()
 
     def span(self, sequence: int) -> FaultRecord | None:
         """The fault that an operation failed or was skipped by."""
@@ -581,6 +606,7 @@ class CudaStream(StreamHandle, Target):
                     return None
                 span = self.spans[-1]
                 span.last = self.submitted
+                self.gate()
                 return span.record
 
     def names_under_way(self) -> str | None:
@@ -609,5 +635,6 @@ class CudaStream(StreamHandle, Target):
             self.backlog.clear()
             if names and not self.failed:
                 sequence, name = names[0]
-                self.spans.append(_Span(sequence, FaultRecord(FaultKind.DEVICE, name, sequence, error=error)))
+                self._fail(_Span(sequence, FaultRecord(FaultKind.DEVICE, name, sequence, error=error)))
             self.settled = max(self.submitted, self.settled, names[-1][0] if names else 0)
+            self.gate()

@@ -266,7 +266,7 @@ class WaitValue(Operation):
         if self.state is not None:
             return True
         word.waiters.append(stream)
-        if self.deadline is None and not machine.judge:
+        if self.deadline is None and not machine.ends_at_faults:
             self.deadline = machine.timer(self.timeout_ns, self._expire)
             machine.abortable.append(self)
         return False
@@ -434,7 +434,7 @@ class SimLaunch(Launch):
 
     def parked(self, program: Program, site: Site, word: Word, cmp: Cmp, expected: Any) -> None:
         machine = self.machine
-        if machine.judge:
+        if machine.ends_at_faults:
             return
         self.parked_programs.append(program)
         if self not in machine.abortable:

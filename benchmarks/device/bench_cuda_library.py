@@ -1,0 +1,801 @@
+"""The library's kernels on GPUs: right against float64, and their times beside torch, cuBLAS and NCCL, in one run.
+
+    PYTHONPATH=src:. python3 benchmarks/device/bench_cuda_library.py [--ranks N] [--limit S] [--out FILE] [SECTION ...]
+
+One GPU (`--ranks 1`): softmax, rms_norm, swiglu, rope, attention, matmul, fft, programs, decode, embed.
+Two (`--ranks 2`, a process for each): gather, scatter, reduce, experts, programs, embed, decode.
+Every section has its own bound in seconds, as SECTION=SECONDS; a section that fails says why and the next one begins.
+Each case is checked on fresh random numbers with outputs full of NaN before it is timed; the sides take turns; times
+are medians in microseconds, of the slower rank. Prints a JSON line for each case, and appends it to FILE. Needs torch.
+Makes no multicast object and changes no setting of a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+os.environ.setdefault("PEERTILE_DEVICE", "cuda")
+os.environ.setdefault("PEERTILE_WAIT_TIMEOUT_S", "8")
+os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+import numpy as np  # noqa: E402
+
+import peertile as pt  # noqa: E402
+from peertile.library import attention as heads  # noqa: E402
+from peertile.library import layers  # noqa: E402
+from peertile.library.collectives import Collectives  # noqa: E402
+from peertile.library.experts import Experts  # noqa: E402
+from peertile.library.fft import Fourier  # noqa: E402
+from peertile.library.fused import FusedProducts  # noqa: E402
+from peertile.library.products import matmul  # noqa: E402
+
+Json = dict[str, Any]
+Call = Callable[[], Any]
+MIB = 1 << 20
+PLACE = "cuda" if os.environ["PEERTILE_DEVICE"] == "cuda" else "cpu"
+SHRINK = 1 if PLACE == "cuda" else 16
+"""Extents are divided by it: on cpu the script itself is tried, and nothing is measured."""
+ROTATE = 3
+"""Sets of inputs that take turns, so that none is found in the cache."""
+
+
+class Late(Exception):
+    """A section has used its time."""
+
+
+class Bench:
+    """One rank's side: what both libraries need, and turns of timing that all ranks take together."""
+
+    def __init__(self, group: pt.Group, out: Path | None) -> None:
+        self.group, self.out = group, out
+        self.device = pt.current_device()
+        self.stream = self.device.stream("bench")
+        self.torch: Any = importlib.import_module("torch")
+        torch = self.torch
+        ordinal = self.device.driver.ordinal
+        if PLACE == "cuda":
+            torch.cuda.set_device(ordinal)
+        importlib.import_module("torch._dynamo").config.cache_size_limit = 64  # a compilation for each shape
+        torch.manual_seed(1 + group.rank)
+        if group.size > 1:
+            torch.distributed.init_process_group(
+                "nccl" if PLACE == "cuda" else "gloo",
+                init_method=f"tcp://127.0.0.1:{os.environ.get('PEERTILE_BENCH_PORT', '29763')}",
+                rank=group.rank, world_size=group.size,
+                **({"device_id": torch.device("cuda", ordinal)} if PLACE == "cuda" else {}),
+            )  # fmt: skip
+        self.begin = time.monotonic()
+        self.deadline = math.inf
+
+    # ---------------------------------------------------------------- telling
+
+    def tell(self, **found: Any) -> None:
+        if self.group.rank:
+            return
+        line = json.dumps({**found, "s": round(time.monotonic() - self.begin, 1)}, default=str)
+        print(line, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(line + "\n")
+
+    def on_time(self) -> None:
+        """Late, on every rank, once a rank has used the section's time."""
+        if any(self.group.exchange(b"1" if time.monotonic() > self.deadline else b"", "late")):
+            raise Late
+
+    # ---------------------------------------------------------------- values
+
+    def randn(self, *shape: int, dtype: Any = None, scale: float = 1.0) -> Any:
+        torch = self.torch
+        return (torch.randn(*shape, device=PLACE) * scale).to(torch.bfloat16 if dtype is None else dtype)
+
+    def poisoned(self, *shape: int, dtype: Any = None) -> Any:
+        torch = self.torch
+        return torch.full(shape, math.nan, device=PLACE, dtype=torch.bfloat16 if dtype is None else dtype)
+
+    def ours(self, t: Any) -> pt.Tensor:
+        """The same memory as a tensor of peertile."""
+        self.settle()
+        return pt.from_dlpack(t)
+
+    def settle(self) -> None:
+        if PLACE == "cuda":
+            self.torch.cuda.synchronize()
+
+    def error(self, got: Any, want: Any) -> float:
+        """‖got − want‖ / ‖want‖ in float64; NaN where something was not written."""
+        self.settle()
+        return float((got.double() - want).norm() / want.norm())
+
+    # ---------------------------------------------------------------- timing
+
+    def graph_of_ours(self, ops: Sequence[Any], calls: int) -> Callable[[int], float]:
+        """f(repeats) -> microseconds a call, of `calls` calls in a graph, through `ops` in turn."""
+        driver, handle = self.device.driver, self.stream.handle
+        if PLACE != "cuda":
+            return _clocked([lambda op=op: op().sync() for op in ops], calls)
+        with pt.capture(self.stream, "bench") as scope:
+            for k in range(calls):
+                scope.record(ops[k % len(ops)]())
+        graph = scope.graph
+        graph.launch().sync_on(self.stream)
+
+        def run(repeats: int) -> float:
+            start, end = driver.create_event(), driver.create_event()
+            futures = [graph.launch().submit(self.stream)]
+            driver.record_event(handle, start)
+            futures += [graph.launch().submit(self.stream) for _ in range(repeats)]
+            ticket = driver.record_event(handle, end)
+            for future in futures:
+                future.wait(30)
+            driver.wait(ticket, 10)
+            return driver.elapsed_ns(start, end) / repeats / calls / 1000
+
+        return run
+
+    def graph_of_theirs(self, functions: Sequence[Call], calls: int) -> Callable[[int], float]:
+        torch = self.torch
+        if PLACE != "cuda":
+            return _clocked(functions, calls)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for k in range(3):
+                functions[k % len(functions)]()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        kept = []
+        with torch.cuda.graph(graph, stream=side):
+            for k in range(calls):
+                kept.append(functions[k % len(functions)]())
+        graph.replay()
+        torch.cuda.synchronize()
+
+        def run(repeats: int, _kept: Any = (kept, functions)) -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            start.record()
+            for _ in range(repeats):
+                graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            return float(start.elapsed_time(end)) * 1000 / repeats / calls
+
+        return run
+
+    def compare(self, candidates: dict[str, Callable[[], Callable[[int], float]]], rounds: int = 7) -> Json:
+        """Medians in microseconds, of the slower rank; the candidates take turns."""
+        made: dict[str, Callable[[int], float]] = {}
+        found: Json = {}
+        for name, make in candidates.items():
+            ready = guarded(make)
+            said = self.group.exchange(b"" if callable(ready) else json.dumps(ready).encode(), f"made {name}")
+            if callable(ready) and not any(said):
+                made[name] = ready
+            else:
+                found[name] = next(json.loads(e) for e in said if e)
+        times: dict[str, list[float]] = {name: [] for name in made}
+        for _ in range(rounds):
+            for name, run in made.items():
+                self.group.barrier("turn")
+                times[name].append(run(2))
+        for name, values in times.items():
+            mine = statistics.median(values)
+            found[name] = round(max(float(v) for v in self.group.exchange(repr(mine).encode(), "times")), 2)
+        return found
+
+
+def _clocked(functions: Sequence[Call], calls: int) -> Callable[[int], float]:
+    def run(_repeats: int) -> float:
+        begin = time.perf_counter()
+        for k in range(calls):
+            functions[k % len(functions)]()
+        return (time.perf_counter() - begin) / calls * 1e6
+
+    return run
+
+
+def guarded(function: Callable[[], Any]) -> Any:
+    """What a part gives, or what it raised."""
+    try:
+        return function()
+    except Late:
+        raise
+    except Exception as error:
+        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
+        return {"error": f"{type(error).__name__}: {str(error)[:700]}", "at": last[-5:]}
+
+
+def calls_for(us: float) -> int:
+    """Calls in a graph, so that one replay takes about 4 ms."""
+    return max(ROTATE, min(40, int(4000 / us))) if PLACE == "cuda" else 1
+
+
+def case(b: Bench, section: str, name: str, function: Callable[[], Json]) -> None:
+    """A case, with what went wrong on whichever rank; all ranks go on together."""
+    b.on_time()
+    group = b.group
+    try:
+        found = function()
+        group.barrier(f"case {name}")
+    except Exception as error:
+        found = guarded(_raiser(error))
+        if group.size > 1:
+            if group.failure() is None:
+                group.fail(str(found["error"]))
+            group.recover()
+    wrong = [json.loads(e) for e in group.exchange(json.dumps(found.get("error")).encode(), f"case {name}")]
+    if any(wrong):
+        found = {**found, "error": wrong}
+    b.tell(section=section, case=name, **found)
+    if PLACE == "cuda":
+        b.torch.cuda.empty_cache()
+
+
+def _raiser(error: Exception) -> Callable[[], Any]:
+    def again() -> Any:
+        raise error
+
+    return again
+
+
+# ---------------------------------------------------------------- one GPU: rows
+
+WIDTHS = tuple(w // SHRINK for w in (1024, 4096, 16384, 2048, 8192))
+ROWS = (4096 // SHRINK, 16384 // SHRINK)
+
+
+def softmax(b: Bench) -> None:
+    torch = b.torch
+    compiled = torch.compile(lambda x: torch.softmax(x, -1), dynamic=False)
+    for width in WIDTHS:
+        for rows in ROWS:
+            case(b, "softmax", f"bf16 {rows}x{width}", lambda r=rows, w=width: _softmax(b, compiled, r, w))  # type: ignore[misc]
+
+
+def _softmax(b: Bench, compiled: Any, rows: int, width: int) -> Json:
+    torch = b.torch
+    xs = [b.randn(rows, width) for _ in range(ROTATE)]
+    zs = [b.poisoned(rows, width) for _ in range(ROTATE)]
+    pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
+    layers.softmax(pairs[0][0], out=pairs[0][1]).sync()
+    error = b.error(zs[0], torch.softmax(xs[0].double(), -1))
+    calls = calls_for(2 * rows * width * 2 / 3.5e6 + 2)
+    us = b.compare({
+        "peertile": lambda: b.graph_of_ours([lambda p=p: layers.softmax(p[0], out=p[1]) for p in pairs], calls),
+        "torch.compile": lambda: b.graph_of_theirs([lambda x=x: compiled(x) for x in xs], calls),
+    })  # fmt: skip
+    return {"us": us, "relative_error": error, **_rates(us, "torch.compile", 2 * rows * width * 2)}
+
+
+def _rates(us: Json, peer: str, nbytes: int) -> Json:
+    mine, theirs = us.get("peertile"), us.get(peer)
+    found: Json = {}
+    if isinstance(mine, float):
+        found["GB/s"] = round(nbytes / mine / 1000)
+        if isinstance(theirs, float):
+            found["ratio"] = round(theirs / mine, 3)
+    return found
+
+
+def rms_norm(b: Bench) -> None:
+    torch = b.torch
+
+    def plain(x: Any, g: Any) -> Any:
+        f = x.float()
+        return (f * torch.rsqrt(f.square().mean(-1, keepdim=True) + 1e-6) * g.float()).to(x.dtype)
+
+    compiled = torch.compile(plain, dynamic=False)
+
+    def one(rows: int, width: int) -> Json:
+        xs = [b.randn(rows, width) for _ in range(ROTATE)]
+        zs = [b.poisoned(rows, width) for _ in range(ROTATE)]
+        gain = b.randn(width)
+        own = b.ours(gain)
+        pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
+        layers.rms_norm(pairs[0][0], own, out=pairs[0][1]).sync()
+        d = xs[0].double()
+        error = b.error(zs[0], d * torch.rsqrt(d.square().mean(-1, keepdim=True) + 1e-6) * gain.double())
+        calls = calls_for(2 * rows * width * 2 / 3.5e6 + 2)
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda p=p: layers.rms_norm(p[0], own, out=p[1]) for p in pairs], calls),
+            "torch.compile": lambda: b.graph_of_theirs([lambda x=x: compiled(x, gain) for x in xs], calls),
+        })  # fmt: skip
+        return {"us": us, "relative_error": error, **_rates(us, "torch.compile", 2 * rows * width * 2)}
+
+    for width in WIDTHS:
+        for rows in ROWS:
+            case(b, "rms_norm", f"bf16 {rows}x{width}", lambda r=rows, w=width: one(r, w))  # type: ignore[misc]
+
+
+def swiglu(b: Bench) -> None:
+    torch = b.torch
+    compiled = torch.compile(lambda g, u: torch.nn.functional.silu(g.float()).mul(u.float()).to(g.dtype), dynamic=False)
+
+    def one(rows: int, width: int) -> Json:
+        ins = [(b.randn(rows, width), b.randn(rows, width), b.poisoned(rows, width)) for _ in range(ROTATE)]
+        own = [tuple(b.ours(t) for t in three) for three in ins]
+        layers.swiglu(own[0][0], own[0][1], out=own[0][2]).sync()
+        g, u = ins[0][0].double(), ins[0][1].double()
+        error = b.error(ins[0][2], g * torch.sigmoid(g) * u)
+        nbytes = 3 * rows * width * 2
+        calls = calls_for(nbytes / 3.5e6 + 2)
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours([lambda o=o: layers.swiglu(o[0], o[1], out=o[2]) for o in own], calls),
+            "torch.compile": lambda: b.graph_of_theirs([lambda i=i: compiled(i[0], i[1]) for i in ins], calls),
+        })  # fmt: skip
+        return {"us": us, "relative_error": error, **_rates(us, "torch.compile", nbytes)}
+
+    for rows, width in ((ROWS[0], 14336 // SHRINK), (ROWS[1], 4096 // SHRINK)):
+        case(b, "swiglu", f"bf16 {rows}x{width}", lambda r=rows, w=width: one(r, w))  # type: ignore[misc]
+
+
+def rope(b: Bench) -> None:
+    torch = b.torch
+
+    def plain(x: Any, c: Any, s: Any) -> Any:
+        half = x.shape[-1] // 2
+        f = x.float()
+        return (f * c + torch.cat([f[..., half:], f[..., :half]], -1) * s).to(x.dtype)
+
+    compiled = torch.compile(plain, dynamic=False)
+
+    def one(number: int, tokens: int, dim: int) -> Json:
+        ins = [(b.randn(1, number, tokens, dim), b.poisoned(1, number, tokens, dim)) for _ in range(ROTATE)]
+        own = [tuple(b.ours(t) for t in two) for two in ins]
+        tables = heads.rope_tables(tokens, dim)
+        positions = pt.asarray(np.arange(tokens)[None], pt.i64)
+        heads.rope(own[0][0], tables, positions, out=own[0][1]).sync()
+        c, s = (torch.from_numpy(np.asarray(t.numpy())).to(PLACE) for t in tables)
+        d = ins[0][0].double()
+        want = d * c.double() + torch.cat([d[..., dim // 2 :], d[..., : dim // 2]], -1) * s.double()
+        error = b.error(ins[0][1], want)
+        nbytes = 2 * number * tokens * dim * 2
+        calls = calls_for(nbytes / 3.5e6 + 2)
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda o=o: heads.rope(o[0], tables, positions, out=o[1]) for o in own], calls),
+            "torch.compile": lambda: b.graph_of_theirs([lambda i=i: compiled(i[0], c, s) for i in ins], calls),
+        })  # fmt: skip
+        return {"us": us, "relative_error": error, **_rates(us, "torch.compile", nbytes)}
+
+    case(b, "rope", "bf16 1x32x8192x128", lambda: one(32, 8192 // SHRINK, 128))
+
+
+# ---------------------------------------------------------------- one GPU: attention and products
+
+
+def attention(b: Bench) -> None:
+    for tokens in (4096 // SHRINK, 8192 // SHRINK, 16384 // SHRINK**2):
+        case(b, "attention", f"causal bf16 1x16x{tokens}x128", lambda t=tokens: _attention(b, 16, t, 128))  # type: ignore[misc]
+
+
+def _attention(b: Bench, number: int, tokens: int, dim: int) -> Json:
+    torch = b.torch
+    sets = [[b.randn(1, number, tokens, dim) for _ in range(3)] + [b.poisoned(1, number, tokens, dim)] for _ in range(2)]
+    own = [[b.ours(t) for t in four] for four in sets]
+    heads.attention(*own[0][:3], causal=True, out=own[0][3]).sync()
+    worst = 0.0
+    for h in (0, number - 1):
+        q, k, v = (t[0, h].double() for t in sets[0][:3])
+        for first in range(0, tokens, 4096):
+            score = q[first : first + 4096] @ k.t() / dim**0.5
+            at = torch.arange(first, first + len(score), device=PLACE)[:, None]
+            score = score.masked_fill(torch.arange(tokens, device=PLACE)[None] > at, -math.inf)
+            worst = max(worst, b.error(sets[0][3][0, h, first : first + 4096], torch.softmax(score, -1) @ v))
+            del score
+    flops = 2 * number * tokens * tokens * dim
+    calls = max(2, min(16, int(4000 / (flops / 5e8))))
+    candidates: dict[str, Any] = {
+        "peertile": lambda: b.graph_of_ours(
+            [lambda o=o: heads.attention(*o[:3], causal=True, out=o[3]) for o in own], calls)
+    }  # fmt: skip
+    kernel = importlib.import_module("torch.nn.attention")
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
+
+        def theirs(which: str = backend) -> Any:
+            def call(s: Any) -> Any:
+                with kernel.sdpa_kernel(getattr(kernel.SDPBackend, which)):
+                    return torch.nn.functional.scaled_dot_product_attention(*s[:3], is_causal=True)
+
+            return b.graph_of_theirs([lambda s=s: call(s) for s in sets], calls)
+
+        candidates[backend] = theirs
+    us = b.compare(candidates)
+    found: Json = {"us": us, "relative_error": worst}
+    mine, others = us.get("peertile"), [v for k, v in us.items() if k != "peertile" and isinstance(v, float)]
+    if isinstance(mine, float):
+        found["TFLOP/s"] = round(flops / mine / 1e6)
+        if others:
+            found["ratio"] = round(min(others) / mine, 3)
+    return found
+
+
+def products(b: Bench) -> None:
+    shapes = [(256, 8192, 8192), (16, 8192, 8192), (64, 8192, 8192), (2048, 5120, 8192), (2048, 8192, 4096)]
+    for m, n, k in ((m, n // SHRINK, k // SHRINK) for m, n, k in shapes):
+        case(b, "matmul", f"bf16 {m}x{n}x{k}", lambda m=m, n=n, k=k: _product(b, m, n, k))  # type: ignore[misc]
+
+
+def _product(b: Bench, m: int, n: int, k: int) -> Json:
+    a, ws = b.randn(m, k), [b.randn(k, n) for _ in range(ROTATE)]
+    z, other = b.poisoned(m, n), b.poisoned(m, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    matmul(own, factors[0], out).sync()
+    error = b.error(z[:512], a[:512].double() @ ws[0].double())
+    calls = calls_for(2 * m * n * k / 6e8 + 10)
+    us = b.compare({
+        "peertile": lambda: b.graph_of_ours([lambda w=w: matmul(own, w, out) for w in factors], calls),
+        "cuBLAS": lambda: b.graph_of_theirs([lambda w=w: b.torch.matmul(a, w, out=other) for w in ws], calls),
+    })  # fmt: skip
+    found: Json = {"us": us, "relative_error": error}
+    if isinstance(us["peertile"], float) and isinstance(us["cuBLAS"], float):
+        rate = 2 * m * n * k / us["peertile"] / 1e6
+        found |= {"ratio": round(us["cuBLAS"] / us["peertile"], 3), "TFLOP/s": round(rate)}
+    return found
+
+
+def fft(b: Bench) -> None:
+    torch = b.torch
+
+    def one(rows: int, length: int) -> Json:
+        x, y = (b.randn(rows, length, dtype=torch.float32) for _ in range(2))
+        u, v = (b.poisoned(rows, length, dtype=torch.float32) for _ in range(2))
+        own = [b.ours(t) for t in (x, y, u, v)]
+        fourier = Fourier(length)
+        fourier.forward(own[0], own[1], (own[2], own[3])).sync()
+        want = torch.fft.fft(torch.complex(x.double(), y.double()))
+        error = max(b.error(u, want.real), b.error(v, want.imag))
+        z = torch.complex(x, y)
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda: fourier.forward(own[0], own[1], (own[2], own[3]))], calls_for(60)),
+            "cuFFT": lambda: b.graph_of_theirs([lambda: torch.fft.fft(z)], calls_for(60)),
+        })  # fmt: skip
+        return {"us": us, "relative_error": error, **_rates(us, "cuFFT", 4 * rows * length * 4)}
+
+    for rows, length in ((16384, 256), (4096, 1024), (1024, 4096), (256, 16384)):
+        case(b, "fft", f"{rows}x{length}", lambda r=rows, n=length: one(r, n))  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- two GPUs: products with communication
+
+GATHER = [(8192 // SHRINK, 10240 // SHRINK), (8192 // SHRINK, 57344 // SHRINK)]
+"""Inner extent and all columns of the products of a 70B model that follow a gather: queries, keys and values; gates."""
+SCATTER = [(8192 // SHRINK, 8192 // SHRINK), (28672 // SHRINK, 8192 // SHRINK)]
+"""All of the inner extent, and columns, of those that end in a reduction: after attention; down."""
+
+
+def ways(b: Bench) -> list[tuple[str, Json]]:
+    """How fused products are tried: name and options of the communicator."""
+    text = os.environ.get("PEERTILE_BENCH_WAYS")
+    return [(name, options) for name, options in json.loads(text).items()] if text else [("", {})]
+
+
+def _communicator(b: Bench, nbytes: int, options: Json) -> FusedProducts:
+    more = dict(options)
+    if "tile" in more:
+        more["tile"] = tuple(more["tile"])
+    more.setdefault("partials", "bf16")
+    more["partials"] = getattr(pt, more["partials"])
+    return FusedProducts(b.group, staging_bytes=nbytes, **more)
+
+
+def gather(b: Bench) -> None:
+    for m in (2048 // SHRINK, 8192 // SHRINK):
+        for k, n in GATHER:
+            for name, options in ways(b):
+                label = f"all-gather+GEMM {m}x{n}x{k} {name}"
+                case(b, "gather", label, lambda m=m, n=n, k=k, o=options: _gather(b, m, n, k, o))  # type: ignore[misc]
+
+
+def _gather(b: Bench, m: int, n: int, k: int, options: Json) -> Json:
+    torch, size, me = b.torch, b.group.size, b.group.rank
+    columns, own_rows = n // size, m // size
+    a, ws = b.randn(own_rows, k), [b.randn(k, columns) for _ in range(2)]
+    every = torch.empty(m, k, dtype=a.dtype, device=PLACE)
+    torch.distributed.all_gather_into_tensor(every, a)
+    z, other = b.poisoned(m, columns), b.poisoned(m, columns)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    with _communicator(b, m * k * 2, options) as fused:
+        fused.all_gather_matmul(own, factors[0], out).sync()
+        error = max(
+            b.error(z[r : r + 256], every[r : r + 256].double() @ ws[0].double()) for r in (0, own_rows - 256, m - 256)
+        )
+        error = max(error, math.nan if bool(torch.isnan(z).any()) else 0.0)
+        calls = max(2, min(12, int(5000 / (2 * m * columns * k / 6e8))))
+
+        def sequence(w: Any) -> None:
+            torch.distributed.all_gather_into_tensor(every, a)
+            torch.matmul(every, w, out=other)
+
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda w=w: fused.all_gather_matmul(own, w, out) for w in factors], calls),
+            "sequence": lambda: b.graph_of_theirs([lambda w=w: sequence(w) for w in ws], calls),
+            "GEMM": lambda: b.graph_of_theirs([lambda w=w: torch.matmul(every, w, out=other) for w in ws], calls),
+            "NCCL": lambda: b.graph_of_theirs([lambda: torch.distributed.all_gather_into_tensor(every, a)], calls),
+        })  # fmt: skip
+        b.group.barrier("end")
+    return {"us": us, "relative_error": error, "rank": me, **_hidden(us)}
+
+
+def _hidden(us: Json) -> Json:
+    """How many times as fast as the sequence, and how many times the longer of its parts it takes."""
+    if not all(isinstance(us.get(name), float) for name in ("peertile", "sequence", "GEMM", "NCCL")):
+        return {}
+    longest = max(us["GEMM"], us["NCCL"])
+    return {"ratio": round(us["sequence"] / us["peertile"], 3), "of_longest": round(us["peertile"] / longest, 3)}
+
+
+def scatter(b: Bench) -> None:
+    for m in (2048 // SHRINK, 8192 // SHRINK):
+        for k, n in SCATTER:
+            for name, options in ways(b):
+                label = f"GEMM+reduce-scatter {m}x{n}x{k} {name}"
+                case(b, "scatter", label, lambda m=m, n=n, k=k, o=options: _scatter(b, m, n, k, o))  # type: ignore[misc]
+
+
+def _scatter(b: Bench, m: int, n: int, k: int, options: Json) -> Json:
+    torch, size = b.torch, b.group.size
+    inner, rows = k // size, m // size
+    a, ws = b.randn(m, inner), [b.randn(inner, n) for _ in range(2)]
+    z, part, other = b.poisoned(rows, n), b.poisoned(m, n), b.poisoned(rows, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    with _communicator(b, (m + 512) * n * 4, options) as fused:
+        fused.matmul_reduce_scatter(own, factors[0], out).sync()
+        want = a.double() @ ws[0].double()
+        torch.distributed.all_reduce(want)
+        error = b.error(z, want[rows * b.group.rank : rows * (b.group.rank + 1)])
+        del want
+        calls = max(2, min(12, int(5000 / (2 * m * n * inner / 6e8))))
+
+        def sequence(w: Any) -> None:
+            torch.matmul(a, w, out=part)
+            torch.distributed.reduce_scatter_tensor(other, part)
+
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda w=w: fused.matmul_reduce_scatter(own, w, out) for w in factors], calls),
+            "sequence": lambda: b.graph_of_theirs([lambda w=w: sequence(w) for w in ws], calls),
+            "GEMM": lambda: b.graph_of_theirs([lambda w=w: torch.matmul(a, w, out=part) for w in ws], calls),
+            "NCCL": lambda: b.graph_of_theirs([lambda: torch.distributed.reduce_scatter_tensor(other, part)], calls),
+        })  # fmt: skip
+        b.group.barrier("end")
+    return {"us": us, "relative_error": error, **_hidden(us)}
+
+
+def reduce(b: Bench) -> None:
+    for k, n in SCATTER:
+        for m in (1, 16, 64, 4):
+            for name, options in ways(b):
+                label = f"GEMM+all-reduce {m}x{n}x{k} {name}"
+                case(b, "reduce", label, lambda m=m, n=n, k=k, o=options: _reduce(b, m, n, k, o))  # type: ignore[misc]
+
+
+def _reduce(b: Bench, m: int, n: int, k: int, options: Json) -> Json:
+    torch, size = b.torch, b.group.size
+    inner = k // size
+    a, ws = b.randn(m, inner), [b.randn(inner, n) for _ in range(ROTATE)]
+    z, part = b.poisoned(m, n), b.poisoned(m, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    with _communicator(b, 16 * MIB, options) as fused:
+        fused.matmul_all_reduce(own, factors[0], out).sync()
+        want = a.double() @ ws[0].double()
+        torch.distributed.all_reduce(want)
+        error = b.error(z, want)
+        calls = 30
+
+        def sequence(w: Any) -> None:
+            torch.matmul(a, w, out=part)
+            torch.distributed.all_reduce(part)
+
+        us = b.compare({
+            "peertile": lambda: b.graph_of_ours(
+                [lambda w=w: fused.matmul_all_reduce(own, w, out) for w in factors], calls),
+            "sequence": lambda: b.graph_of_theirs([lambda w=w: sequence(w) for w in ws], calls),
+            "GEMM": lambda: b.graph_of_theirs([lambda w=w: torch.matmul(a, w, out=part) for w in ws], calls),
+            "NCCL": lambda: b.graph_of_theirs([lambda: torch.distributed.all_reduce(part)], calls),
+        })  # fmt: skip
+        b.group.barrier("end")
+    return {"us": us, "relative_error": error, **_hidden(us)}
+
+
+# ---------------------------------------------------------------- two GPUs: experts
+
+
+def experts(b: Bench) -> None:
+    for rows, width, number, top_k in ((4096 // SHRINK, 4096, 16, 2), (4096 // SHRINK, 7168, 64, 4)):
+        label = f"{rows} rows of {width}, {number} experts, top {top_k}"
+        case(b, "experts", label, lambda r=rows, w=width, e=number, t=top_k: _experts(b, r, w, e, t))  # type: ignore[misc]
+
+
+def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
+    torch, size, me = b.torch, b.group.size, b.group.rank
+    x = b.randn(rows, width)
+    ids = torch.rand(rows, number, device=PLACE).topk(top_k, -1).indices.contiguous()
+    weights = torch.rand(rows, top_k, device=PLACE)
+    places = 4 * rows * top_k * size // number
+    with Experts(
+        b.group, experts=number, rows=rows, width=width, top_k=top_k, dtype=pt.bf16, places=places
+    ) as moe:
+        own, chosen, factors = b.ours(x), b.ours(ids), b.ours(weights)
+        z = b.poisoned(rows, width)
+        out = b.ours(z)
+        sent = moe.dispatch(own, chosen).sync()
+        held = torch.from_dlpack(sent.rows.local)
+        counts = torch.from_dlpack(sent.counts).ravel().tolist()
+        everything = [torch.empty_like(x) for _ in range(size)]
+        choices = [torch.empty_like(ids) for _ in range(size)]
+        torch.distributed.all_gather(everything, x)
+        torch.distributed.all_gather(choices, ids)
+        right = True
+        for e in range(moe.on_rank):
+            want = torch.cat(
+                [everything[r][(choices[r] == me * moe.on_rank + e).any(-1)] for r in range(size)]
+            )
+            right = right and counts[e] == len(want) and bool((held[e * places : e * places + counts[e]] == want).all())
+        moe.combine(sent, factors, out=out).sync()
+        error = b.error(z, x.double() * weights.double().sum(-1, keepdim=True))
+        there = int((ids // moe.on_rank != me).sum())
+
+        def combined() -> Callable[[int], float]:
+            last = moe.dispatch(own, chosen).sync()
+            return b.graph_of_ours([lambda: moe.combine(last, factors, out=out)], 4)
+
+        us = b.compare({
+            "dispatch": lambda: b.graph_of_ours([lambda: moe.dispatch(own, chosen)], 4), "combine": combined,
+        })  # fmt: skip
+        mine, peer = (torch.ones((64 << 20) // SHRINK**2, dtype=torch.int32, device=PLACE) for _ in range(2))
+        copied = b.compare({
+            "us": lambda: b.graph_of_theirs([lambda: torch.distributed.all_to_all_single(peer, mine)], 2),
+        })  # fmt: skip
+        b.group.barrier("end")
+    nbytes = there * width * 2
+    rates = {f"{k} GB/s": round(nbytes / v / 1000, 1) for k, v in us.items() if isinstance(v, float)}
+    found: Json = {"us": us, "right": right, "relative_error": error, "bytes_to_peer": nbytes, **rates}
+    return {**found, "nccl_all_to_all_256MiB": copied}
+
+
+# ---------------------------------------------------------------- whole programs
+
+
+def loaded(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[f"example_{name}"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def programs(b: Bench) -> None:
+    """The programs that the tests run on every target, at their sizes and at larger, uneven ones."""
+    small: Any = importlib.import_module("tests.fused.fused_programs")
+    for name, program in small.PROGRAMS.items():
+        case(b, "programs", name, lambda p=program: {"ok": p(b.group)})  # type: ignore[misc]
+    large: dict[str, Callable[[], Any]] = {
+        "gathered bf16": lambda: small.gathered_product(
+            b.group, (300, 515), 1000, 520, "bf16", staging_bytes=8 * MIB, movers=4),
+        "gathered f16 few": lambda: small.gathered_product(
+            b.group, (1, 0), 256, 64, "f16", staging_bytes=MIB),
+        "scattered bf16": lambda: small.scattered_product(
+            b.group, (300, 200), (512, 264), 520, "bf16", staging_bytes=16 * MIB),
+        "scattered bf16 partials": lambda: small.scattered_product(
+            b.group, (300, 200), (512, 264), 520, "bf16", staging_bytes=16 * MIB, partials=pt.bf16),
+        "reduced bf16": lambda: small.reduced_product(b.group, 17, (512, 264), 520, "bf16", staging_bytes=8 * MIB),
+        "ring bf16": lambda: small.ring(b.group, (200, 333), 2, 1, 64, "bf16", True, movers=2),
+        "ring f32": lambda: small.ring(b.group, (65, 64), 2, 1, 32, "f32", False),
+    }  # fmt: skip
+    for name, function in large.items():
+        case(b, "programs", name, lambda f=function: {"ok": f()})  # type: ignore[misc]
+
+
+def embed(b: Bench) -> None:
+    """The embedding example's encoder with random weights of the published shapes, against numpy in float64."""
+    example: Any = loaded("embed")
+    reference: Any = importlib.import_module("tests.layers.test_embed")
+
+    def one() -> Json:
+        config = example.Config(6, 12, 384, 1536, 1e-12)
+        weights = example.random_weights(np.random.default_rng(5), config, 2000, 512)
+        rng = np.random.default_rng(6)
+        texts = [rng.integers(0, 2000, n).tolist() for n in (12, 37, 5)]
+        with Collectives(b.group) as comm:
+            encoder = example.Encoder(b.group, comm, config, weights)
+            got = encoder.encode(texts).copy()
+            want = np.array([reference.bert(config, weights, ids) for ids in texts])
+            cosine = float(np.abs(1 - np.sum(want * got, 1)).max())
+            again = [rng.integers(0, 2000, 128).tolist() for _ in range(32)]
+            encoder.encode(again)
+            graph = encoder.steps[32, 128][0]
+            times = []
+            for _ in range(5):
+                b.group.barrier("turn")
+                begin = time.perf_counter()
+                for _ in range(10):
+                    graph.launch().sync_on(encoder.stream)
+                times.append((time.perf_counter() - begin) / 10 * 1e6)
+        assert cosine < 1e-3, cosine
+        return {"one_minus_cosine": cosine, "us_32_texts_of_128": round(statistics.median(times), 1)}
+
+    case(b, "embed", f"random weights, {b.group.size} ranks", one)
+
+
+def decode(b: Bench) -> None:
+    """The decoder's step as one graph: the example's own check, and a model of the shapes of a Qwen 0.5B."""
+    example: Any = loaded("decode_loop")
+
+    def small() -> Json:
+        example.main.fn(b.group) if hasattr(example.main, "fn") else example.main(b.group)
+        return {"ok": True}
+
+    case(b, "decode", f"example, {b.group.size} ranks", small)
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "softmax": softmax, "rms_norm": rms_norm, "swiglu": swiglu, "rope": rope, "attention": attention,
+    "matmul": products, "fft": fft, "gather": gather, "scatter": scatter, "reduce": reduce, "experts": experts,
+    "programs": programs, "embed": embed, "decode": decode,
+}  # fmt: skip
+ALONE = ["attention", "matmul", "softmax", "rms_norm", "swiglu", "rope", "fft", "programs", "embed", "decode"]
+TOGETHER = ["programs", "gather", "scatter", "reduce", "experts", "embed", "decode"]
+
+
+def rank_main(group: pt.Group, names: list[str], limit_s: float, out: Path | None) -> None:
+    b = Bench(group, out)
+    b.tell(section="ready", device=b.device.capabilities.name, ranks=group.size, torch=b.torch.__version__)
+    for entry in names:
+        name, _, bound = entry.partition("=")
+        left = limit_s - (time.monotonic() - b.begin)
+        b.deadline = time.monotonic() + min(left, float(bound or 60))
+        try:
+            SECTIONS[name](b)
+        except Late:
+            b.tell(section=name, late=True)
+        except Exception as error:
+            b.tell(section=name, error=f"{type(error).__name__}: {str(error)[:500]}", at=traceback.format_exc()[-600:])
+    b.settle()
+    group.barrier("end")
+    group.close()
+    sys.stdout.flush()
+    os._exit(0)  # not through the finalisers of two libraries on one GPU
+
+
+def main(arguments: list[str]) -> None:
+    options = {"--ranks": "1", "--limit": "1e9", "--out": ""}
+    names: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word in options:
+            options[word] = next(rest)
+        else:
+            names.append(word)
+    ranks = int(options["--ranks"])
+    out = Path(options["--out"]) if options["--out"] else None
+    names = names or (ALONE if ranks == 1 else TOGETHER)
+
+    def entry(group: pt.Group) -> None:
+        rank_main(group, names, float(options["--limit"]), out)
+
+    pt.run(entry, ranks=ranks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
