@@ -26,9 +26,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
+
+# Before numpy is loaded, here and in what the tests start: the workers of a run fill the machine already, and threads
+# of OpenBLAS that spin for each other on busy cores made products of small matrices twenty times as slow.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
 
 MARKERS = (
     "feature(row, target): this test shows that a row of docs/features.md works on cpu, sim or cuda",
@@ -135,12 +139,12 @@ def pytest_make_collect_report(
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
-    try:
-        from cuda.bindings import driver
+    from peertile.errors import UnsupportedError
+    from peertile.runtime.drivers.cuda import CudaDriver  # which makes its own settings before CUDA starts
 
-        driver.cuInit(0)
-        _, count = driver.cuDeviceGetCount()
-    except (ImportError, RuntimeError):
+    try:
+        count = CudaDriver().device_count()
+    except UnsupportedError:
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(map(str, range(count))) if named is None else named.split(",")[:count]

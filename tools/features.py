@@ -1,16 +1,17 @@
-"""docs/features.md: which promised feature works where, taken from the marks of the tests and from nothing else.
+"""docs/features.md: which promised feature works where, from the marks of the tests and the records of their runs.
 
     python tools/features.py --write     # write the page
     python tools/features.py --check     # status 1 if it is stale
 
-A cell is claimed by `@pytest.mark.feature("K1", "cpu")` on a test; rows, reasons and notes are in features.toml.
+A cell is claimed by `@pytest.mark.feature("K1", "cpu")` on a test, and by a test with such a mark that passed unchanged
+on another device in a recorded run (tools/runs.py); rows, reasons and notes are in features.toml.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +20,7 @@ if __name__ == "__main__":
 
 from tools.marks import Mark, marks  # noqa: E402 - a script finds its own package only now
 from tools.pages import Page, main  # noqa: E402
+from tools.runs import recorded  # noqa: E402
 
 TARGETS = ("cpu", "sim", "cuda")
 TABLE = ROOT / "tools" / "features.toml"
@@ -57,6 +59,18 @@ def wrong_claims() -> list[str]:
     return wrong
 
 
+def claims_of_runs() -> list[Mark]:
+    """What tests that claim a cell of cpu claim on other devices, since they passed there."""
+    found = [mark for mark in marks("feature") if len(mark.args) == 2 and mark.args[1] == "cpu"]
+    table = rows()
+    return [
+        replace(mark, args=(mark.args[0], device))
+        for device, (_, tests) in recorded().items()
+        for mark in found
+        if (mark.file, mark.test) in tests and mark.args[0] in table and device not in table[mark.args[0]].na
+    ]
+
+
 def cell(row: Row, target: str, claims: list[Mark]) -> str:
     """What a cell says: its tests, the reason why it cannot be, or that it is open."""
     if target in row.na:
@@ -71,7 +85,13 @@ def cell(row: Row, target: str, claims: list[Mark]) -> str:
 
 def render() -> str:
     """The page."""
-    claims = marks("feature")
+    claims = marks("feature") + claims_of_runs()
+    runs = [f"[{name}](../benchmarks/records/{name}) of {device}" for device, (name, _) in sorted(recorded().items())]
+    said = (
+        [f"What a test claims on cpu it claims on a device where it passed unchanged: {', '.join(runs)}."]
+        if runs
+        else []
+    )
     done = {target: sum(any(m.args == (r, target) for m in claims) for r in rows()) for target in TARGETS}
     lines = [
         "# Features",
@@ -81,6 +101,7 @@ def render() -> str:
         "A row is finished when all three targets are claimed or not applicable.",
         "A claim covers what its tests show: a row may be claimed while parts of it are still being built,"
         " and the tests say how far it goes.",
+        *said,
         "",
         f"Of {len(rows())} rows, claimed on " + ", ".join(f"{target}: {count}" for target, count in done.items()) + ".",
         "",

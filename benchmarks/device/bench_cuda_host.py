@@ -75,6 +75,12 @@ def us(call: Callable[[], Any], count: int = 100, end: Callable[[], Any] | None 
     return [round(statistics.median(times[2:]), 3), round(min(times[2:]), 3)]
 
 
+def ready_of(op: Any) -> tuple[Any, bytes]:
+    """What the driver is given for a launch."""
+    ready = op._prepare()
+    return ready.prepared, ready.args
+
+
 # ---------------------------------------------------------------- the stand-in
 
 INSTANT = """
@@ -230,7 +236,7 @@ def bare(s: Setup) -> Json:
     """The NVIDIA driver alone, called in a compiled loop, through ctypes and through the bindings."""
     driver: Any = s.device.driver
     stream = s.stream.handle
-    _, prepared, args = s.op()._prepare()
+    prepared, args = ready_of(s.op())
     lane, api = stream.lane, driver.api
     launch, together, write, current, *_ = api.entries()
     ex = api.entries()[6]
@@ -290,9 +296,6 @@ def bare(s: Setup) -> Json:
         if not STAND_IN:
             api.pop_context()
     made["native_chain"] = us(lambda: driver.launch_many(stream, chain), 1, end, n)
-    made["native_one"] = us(
-        lambda: native().launch(stream.lane_address, prepared.address, args, 0) and None, 1, end
-    )  # fmt: skip
     return made
 
 
@@ -371,7 +374,8 @@ def stages(s: Setup) -> Json:
     stream = s.stream
     op = s.op()
     bound = op.bound
-    spec, prepared, args = op._prepare()
+    prepared, args = ready_of(op)
+    spec = op.compiled()
     leases = s.device.leases
     handle = stream.handle
     launch_native = native()
@@ -491,7 +495,7 @@ def eager_rank(group: pt.Group) -> None:
         made["build"] = us(lambda: comm.all_reduce(x, out), 100)
         driver: Any = device.driver
         op: Any = comm.all_reduce(x, out)
-        _, prepared, args = op._call.only._prepare()
+        prepared, args = ready_of(op.launches[0])
         plan = {w.name: prepared.words[w] for w in (Plan.PROGRAMS, Plan.THREADS, Plan.WAITS, Plan.COOPERATIVE,
                                                     Plan.OVERLAP, Plan.SCRATCH_BYTES, Plan.SHARED)}  # fmt: skip
         made["plan"] = plan

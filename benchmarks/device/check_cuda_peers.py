@@ -93,6 +93,31 @@ def meet(out: T.Exclusive, b: T.Barrier) -> None:
     out.store(T.full((1,), 1, T.i32))
 
 
+@pt.kernel
+def asserts(out: T.Exclusive, ready: T.Signal, bad: T.i64) -> None:
+    """Rank `bad` finds something wrong; the others wait for it."""
+    if ready.rank == bad:
+        T.assert_(ready.rank != bad, "on purpose")  # noqa: PT009 - of the kernel language
+    ready.notify()
+    ready.wait()
+    out.store(T.full((1,), 1, T.i32))
+
+
+@pt.kernel
+def counts(c: T.Counter, each: T.i32) -> None:
+    """Everybody adds to everybody's word."""
+    for _ in T.range(each):
+        for r in T.ranks():
+            c[0].add(1, to=r)
+
+
+@pt.kernel
+def counted(out: T.Exclusive, c: T.Counter, n: T.i64) -> None:
+    """Waits for so many adds: fewer, if any was lost."""
+    c[0].wait(n)
+    out.store(T.full((1,), n, T.i64))
+
+
 # ---------------------------------------------------------------- rank functions
 
 
@@ -120,6 +145,98 @@ def uses_heap(group: pt.Group, path: str | None, rounds: int) -> Json:
     after = free_bytes()
     found["bytes_not_given_back"] = None if before is None or after is None else before - after
     return found
+
+
+def sums_are_right(group: pt.Group) -> None:
+    """A new heap, and data in both directions."""
+    with pt.SymmetricHeap(group, size_bytes=8 * MIB) as heap:
+        x, ready = heap.zeros((group.size, 64), pt.i32), heap.signal(slots=4)
+        out = pt.full((64,), -1, pt.i32)
+        swap(out.partition(64), x, ready, B=64).sync()
+        assert out.numpy().tolist() == [group.size * (group.size + 1) // 2] * 64
+        group.barrier("sums")
+
+
+def failing(group: pt.Group, what: str) -> Json:
+    """Something goes wrong on one rank, or on all; how every rank hears of it, how soon, and that after recover() the
+    group computes and no memory is kept."""
+    sums_are_right(group)
+    pt.zeros(16, pt.i32).numpy()
+    before = free_bytes()
+    heap = pt.SymmetricHeap(group, size_bytes=64 * MIB)
+    ready, out = heap.signal(slots=4), pt.zeros((1,), pt.i32)
+    waits = wait_alone(out.partition(1), ready)
+    waits.compiled()
+    group.barrier("all here")
+    begin = time.monotonic()
+    error: Any = None
+    try:
+        if what == "a wait that is never met":
+            waits.sync()
+        elif what == "an assertion in one rank":
+            asserts(out.partition(1), ready, 1).sync()
+        elif what == "an exception before the second launch":
+            if group.rank == 1:
+                group.fail("RuntimeError: on purpose, before the second launch")
+                raise RuntimeError("on purpose")
+            waits.sync()
+        elif what == "memory that cannot be exported":
+            if group.rank == 1:
+                unexportable()
+            pt.SymmetricHeap(group, size_bytes=MIB, path=pt.ShareKind.IPC)
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {str(caught)[:200]}"
+    took = round(time.monotonic() - begin, 2)
+    if group.failure() is not None:
+        group.recover()
+    heap.close()
+    sums_are_right(group)
+    after = free_bytes()
+    kept = None if before is None or after is None else before - after
+    return {"error": error, "after_s": took, "kept": kept, "right sums since": True}
+
+
+def unexportable() -> None:
+    """From now on this rank takes what is to be exported from a pool, which legacy IPC refuses."""
+    driver: Any = pt.current_device().driver
+    if hasattr(driver, "api"):
+        api = driver.api
+        taken: list[int] = []
+
+        def take(nbytes: int) -> int:
+            taken.append(int(driver.heap.take(nbytes)))
+            return taken[-1]
+
+        plain = api.free_ipc
+        api.allocate_ipc = take
+        api.free_ipc = lambda address: driver.heap.give(address) if address in taken else plain(address)
+
+
+def atomics(group: pt.Group, each: int) -> Json:
+    """Adds of all ranks to one word of each: none is lost, or counters are refused on every rank."""
+    with pt.SymmetricHeap(group, size_bytes=8 * MIB) as heap:
+        found: Json = {"native": heap.peer_atomics}
+        counter = attempt(lambda: heap.counter(slots=1))
+        if isinstance(counter, dict):
+            return found | counter
+        programs = 64
+        counts.grid(programs)(counter, each).sync()
+        group.barrier("added")
+        out = pt.zeros((1,), pt.i64)
+        counted(out.partition(1), counter, programs * each * group.size).sync()
+        found["adds kept"] = int(out.numpy()[0])
+        group.barrier("read")
+    return found
+
+
+def differently(group: pt.Group) -> Json:
+    """Collectives with another count, or another operation, on one rank."""
+    sys.path.insert(0, str(ROOT / "tests" / "library"))
+    ranks: Any = importlib.import_module("gpu_plan_ranks")
+    return {
+        f"{way} {'count' if count else 'op'}": attempt(lambda: ranks.called_differently(group, way, count))  # noqa: B023
+        for way in ("flagged", "filled", "pushed") for count in (True, False)
+    }  # fmt: skip
 
 
 def too_large(group: pt.Group) -> Json:
@@ -244,6 +361,34 @@ def step_faults() -> None:
     )
 
 
+def step_luck() -> None:
+    """What goes wrong for one rank or all, in both process models, with a short bound on waits."""
+    os.environ["PEERTILE_WAIT_TIMEOUT_S"] = "1.5"
+    table: dict[str, Callable[[], Any]] = {}
+    for model in (PROCESSES, THREADS):
+        for what in WRONG:
+            table[f"{what}, {model.value}"] = lambda what=what, model=model: spawned(failing, 2, what, model=model, s=30)
+        table[f"called differently, {model.value}"] = lambda model=model: spawned(differently, 2, model=model, s=60)
+        table[f"atomics, {model.value}"] = lambda model=model: spawned(atomics, 2, 800, model=model, s=30)
+    before = device_memory()
+    table["killed"] = lambda: spawned(killed, 2, model=PROCESSES, s=30)
+    parts(table)
+    print(json.dumps({"used MiB before and after": [before, device_memory()]}), flush=True)
+
+
+WRONG = (
+    "a wait that is never met", "an assertion in one rank", "an exception before the second launch",
+    "memory that cannot be exported",
+)  # fmt: skip
+
+
+def device_memory() -> Any:
+    """MiB in use on every GPU, as its driver says to anybody."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return attempt(lambda: [int(x) for x in subprocess.run(command, capture_output=True, text=True, timeout=20,
+                                                           check=True).stdout.split()])  # fmt: skip
+
+
 def step_examples() -> None:
     def run(name: str, ranks: int, *arguments: str) -> Callable[[], Any]:
         def go() -> Any:
@@ -357,7 +502,7 @@ def step_info() -> None:
 STEPS: dict[str, tuple[Callable[[], None], float]] = {
     "heaps": (step_heaps, 60), "examples": (step_examples, 90), "faults": (step_faults, 90), "tests": (step_tests, 175),
     "plans": (step_plans, 105), "info": (step_info, 20), "warm": (step_warm, 85),
-    "traced": (step_traced, 30),
+    "traced": (step_traced, 30), "luck": (step_luck, 120),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,7 @@ __all__ = [
     "LazyArgument",
     "MulticastArgument",
     "PeerArgument",
+    "Ready",
     "Specialization",
     "bind_one",
     "scalar",
@@ -125,6 +126,21 @@ class Specialization:
         self.timed += 1
         mean = ns / max(programs, 1)
         self.ns_per_program = mean if self.ns_per_program is None else min(self.ns_per_program, mean)
+
+
+class Ready(NamedTuple):
+    """All that a launch needs but the leases, as a launch with the same arguments found it out before.
+
+    It holds no storage: the packed block names addresses that are the arguments' as long as those exist.
+    """
+
+    spec: Specialization
+    prepared: PreparedLaunch
+    args: bytes
+    maker: tuple[Any, ...]
+    """How its fault is told, as `ExecutionContext.makers` has it."""
+    compiler: Any
+    """Of the device, when this was found out."""
 
 
 class Bound:

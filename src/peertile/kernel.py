@@ -24,11 +24,13 @@ from peertile.binding import (
     KernelInput,
     KernelOutput,
     LazyArgument,
+    Ready,
     Specialization,
     bind_one,
     scalar,
 )
 from peertile.captures import snapshot
+from peertile.recognise import recogniser
 from peertile.errors import ArgumentError, CompileError, LaunchError
 from peertile.ir.types import Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
@@ -75,6 +77,10 @@ _SHARED, _EXCLUSIVE, _CONST, _SCALAR = Role.SHARED, Role.EXCLUSIVE, Role.CONST, 
 _GROUPED = frozenset({Role.PEER, Role.MULTICAST, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
 
 
+_MOST_READY = 1024
+"""Launches of a kernel that are remembered, each with its block of arguments: some hundred bytes."""
+
+
 class KernelFunction:
     """A kernel: call it with arguments for a lazy op; `grid(n)` where no partition gives the grid.
 
@@ -87,6 +93,9 @@ class KernelFunction:
         self.name = fn.__name__
         self.params = read_signature(fn, unsafe=unsafe)
         self._index = {p.name: k for k, p in enumerate(self.params)}
+        self._known = recogniser(self.params)
+        self._ready: dict[tuple[Any, ...], Ready] = {}
+        """What launches found out, by the serials of their arguments, their constants and their grid."""
         self._specializations: dict[tuple[Any, ...], Specialization] = {}
         self._compile_count = 0
         # Held while a specialisation is compiled, so that concurrent launches compile it once.
@@ -100,11 +109,26 @@ class KernelFunction:
         return self._op(args, kwargs, None)
 
     def _op(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> LaunchOp:
+        key = None
+        if self._known is not None:
+            try:
+                key, given, uses = self._known(grid, *args, **kwargs)
+                ready = self._ready.get(key)
+                if ready is not None and uses[0].storage.device.compiler is ready.compiler:
+                    return LaunchOp(self, given, None, uses, ready)
+            except (TypeError, AttributeError):  # an argument of another kind, or missing: told below
+                key = None
         try:
             given, bound = self.bind(args, kwargs, grid)
         except LazyArgument:
             return DeferredLaunchOp(self, args, kwargs, grid)
-        return LaunchOp(self, given, bound)
+        return LaunchOp(self, given, bound, bound.uses, None, key)
+
+    def remember(self, key: tuple[Any, ...], ready: Ready) -> None:
+        """Keep what a launch with the same arguments need not find out again."""
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        self._ready[key] = ready
 
     def warm_up(self, *args: Any, grid: int | tuple[int, ...] | None = None, **kwargs: Any) -> None:
         """Compile and load for arguments like these, and run nothing. Tensors may be described (`pt.tensor_spec`).

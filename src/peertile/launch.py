@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from peertile.binding import Bound, Grid, GroupLike, LazyArgument, Specialization
+from peertile.binding import Bound, Grid, GroupLike, LazyArgument, Ready, Specialization
 from peertile.config import config
 from peertile.errors import (
     ArgumentError,
@@ -35,9 +35,11 @@ from peertile.runtime.argument import Use, pack_words
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
-from peertile.runtime.lease import Standing
+from peertile.runtime.launched import Launched
+from peertile.runtime.lease import Lease
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.site import Site, call_site
+from peertile.runtime.standing import Standing
 from peertile.runtime.stream import Stream
 from peertile.source import Loc
 
@@ -54,6 +56,9 @@ class Kernel(Protocol):
     def specialize(self, bound: Bound) -> Specialization: ...
     def known(self, bound: Bound) -> Specialization | None:
         """The specialisation, if it was compiled before."""
+
+    def remember(self, key: tuple[Any, ...], ready: Ready) -> None:
+        """Keep what a launch with the same arguments need not find out again."""
 
 
 def loaded(spec: Specialization, device: Device) -> ModuleHandle:
@@ -76,15 +81,33 @@ _UNKNOWN_NS = 1 << 62
 class LaunchOp(DeviceOp[tuple[Any, ...]]):
     """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
 
-    __slots__ = ("bound", "given", "kernel")
+    __slots__ = ("_bound", "_key", "_ready", "given", "kernel", "uses")
 
-    def __init__(self, kernel: Kernel, given: tuple[Any, ...], bound: Bound) -> None:
+    def __init__(
+        self, kernel: Kernel, given: tuple[Any, ...], bound: Bound | None, uses: Sequence[Use],
+        ready: Ready | None = None, key: tuple[Any, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """`ready`, and no binding, where a launch with the same arguments was made before; else `key` is what such a
+        launch would be found by."""
         # As DeviceOp.__init__ does, without the call: building an op is counted in nanoseconds.
         self._spent = False
         self._site = call_site(4)
         self.kernel = kernel
         self.given = given
-        self.bound = bound
+        self.uses = uses
+        self._bound = bound
+        self._ready = ready
+        self._key = key
+
+    @property
+    def bound(self) -> Bound:
+        """Its arguments and their parameters."""
+        bound = self._bound
+        if bound is None:
+            assert self._ready is not None
+            _, bound = self.kernel.bind(self.given, {}, self._ready.prepared.grid)
+            self._bound = bound
+        return bound
 
     @property
     def name(self) -> str:
@@ -94,7 +117,11 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
     @property
     def device(self) -> Device:
         """The device it runs on."""
-        return self.bound.device
+        bound = self._bound
+        if bound is not None:
+            return bound.device
+        device: Device = self.uses[0].storage.device
+        return device
 
     @property
     def arity(self) -> int | None:
@@ -113,30 +140,37 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
     def preferred_stream(self) -> Stream | None:
         """Where its channel was used last, else where something it uses is still in use."""
         busy = False
-        for use in self.bound.uses:
+        for use in self.uses:
             storage = use.storage
             if use.channel and storage.channel_stream is not None:
                 return storage.channel_stream
             if storage.claims:
                 busy = True
-        return self.bound.device.leases.conflicting_stream(self.bound.uses) if busy else None
+        return self.device.leases.conflicting_stream(self.uses) if busy else None
 
     def _expected_ns(self) -> int:
-        spec = self.kernel.known(self.bound)
+        ready = self._ready
+        spec = self.kernel.known(self.bound) if ready is None else ready.spec
         if spec is None or spec.binary.waits:
             return _UNKNOWN_NS
-        n0, n1, n2 = self.bound.grid or (1, 1, 1)
         if spec.ns_per_program is not None:
+            n0, n1, n2 = (self.bound.grid or (1, 1, 1)) if ready is None else ready.prepared.grid
             return int(spec.ns_per_program * n0 * n1 * n2)
         return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
 
     def _took(self, ns: int) -> None:
-        spec = self.kernel.known(self.bound)
+        spec = self.kernel.known(self.bound) if self._ready is None else self._ready.spec
         if spec is not None:
             spec.most_ns = min(spec.most_ns, ns)
 
-    def _prepare(self) -> tuple[Specialization, PreparedLaunch, bytes]:
+    def _prepare(self) -> Ready:
         """All checks of a launch, and what the driver needs. Changes nothing on the device."""
+        ready = self._ready
+        if ready is None or not ready.spec.captures.is_current():
+            ready = self._ready = self._made_ready()
+        return ready
+
+    def _made_ready(self) -> Ready:
         kernel, bound = self.kernel, self.bound
         spec = bound.spec
         if spec is None or not spec.captures.is_current():
@@ -155,7 +189,30 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         prepared = spec.prepared.get((grid, device.serial, 0 if group is None else group.serial))
         if prepared is None:
             prepared = _prepared(kernel.name, spec, device, group, grid)
-        return spec, prepared, args
+        if self._key is not None and group is None and not spec.compiled.has_mailbox:
+            made = Ready(spec, prepared, args, (_explain, spec, None, kernel.name, None), device.compiler)
+            kernel.remember(self._key, made)
+        return Ready(spec, prepared, args, (_explain, spec, bound, kernel.name, group), device.compiler)
+
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, tuple[Any, ...]]:
+        device = self.device
+        if stream.device is not device:
+            return super()._submitted(stream)
+        bound = self._bound
+        if bound is not None and bound.group is not None:
+            bound.group.check()
+        ready = self._ready
+        if ready is None or not ready.spec.captures.is_current():
+            ready = self._ready = self._made_ready()
+        launched = Launched(self.kernel.name, stream, self._site, self.uses, ready.maker)
+        stream.admit(launched)
+        try:
+            device.leases.claim(launched)
+            launched.sequence = device.driver.enqueue(stream.handle, ready.prepared, ready.args)
+        except BaseException:
+            launched.abandon()
+            raise
+        return launched, self.given
 
     def sync_on(self, stream: Stream) -> tuple[Any, ...]:
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
@@ -167,16 +224,18 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         return self._run_to_end(stream)
 
     def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
-        bound = self.bound
-        device = bound.device
+        device = self.device
         if stream.recording is not None or stream.device is not device:
             return super()._run_to_end(stream)
         # The shortest way: what the general one does, without a context, since nothing stays in flight.
-        if bound.group is not None:
+        bound = self._bound
+        if bound is not None and bound.group is not None:
             bound.group.check()
-        spec, prepared, args = self._prepare()
+        ready = self._prepare()
+        spec, prepared, args = ready.spec, ready.prepared, ready.args
         leases = device.leases
-        lease = leases.acquire(self.kernel.name, stream, self._site, bound.uses)
+        lease = Lease(self.kernel.name, stream, self._site, self.uses)
+        leases.claim(lease)
         try:
             if spec.timed < _TIMED_LAUNCHES:
                 start = time.perf_counter_ns()
@@ -188,36 +247,31 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
             context = ExecutionContext(self.kernel.name, stream, on_caller=True)
             context.leases.append(lease)
-            context.retain(spec, *bound.keep)
+            context.retain(ready.maker)
             context.abandon()
             raise
         leases.release((lease,))
         if record is not None:
-            raise _explain(record, spec, bound, self.kernel.name, bound.group)
+            raise _explain(record, *ready.maker[1:])
         return self.given
 
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
-        bound = self.bound
-        group = bound.group
-        if group is not None:
-            context.require(group.check)
-        spec, prepared, args = self._prepare()
-        name = self.kernel.name
-        lease = context.lease(bound.uses, name, self._site)
-        if bound.keep:
-            context.retain(spec, *bound.keep)
-        else:
-            context.retain(spec)
+        bound = self._bound
+        if bound is not None and bound.group is not None:
+            context.require(bound.group.check)
+        ready = self._prepare()
+        lease = context.lease(self.uses, self.kernel.name, self._site)
+        context.keep_launch(ready.maker)
         if context.on_caller:
             driver = context.driver
             start = time.perf_counter_ns()
-            record = driver.run_prepared(context.handle, prepared, args)
-            spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
+            record = driver.run_prepared(context.handle, ready.prepared, ready.args)
+            ready.spec.took(time.perf_counter_ns() - start, math.prod(ready.prepared.grid))
             context.give_back(lease)
             if record is not None:
-                raise _explain(record, spec, bound, name, group)
+                raise _explain(record, *ready.maker[1:])
         else:
-            context.launch(prepared, args, lease, (_explain, spec, bound, name, group))
+            context.launch(ready.prepared, ready.args, lease, ready.maker)
         return self.given
 
 
@@ -239,25 +293,25 @@ class KeptLaunch:
         group = bound.group
         if group is not None:
             group.check()
-        spec, prepared, args = launch._prepare()
+        ready = launch._prepare()
         if not standing.enter(site):
             launch._site = site
             launch._run_to_end(stream)
             return
         try:
-            record = bound.device.driver.run_prepared(stream.handle, prepared, args)
+            record = bound.device.driver.run_prepared(stream.handle, ready.prepared, ready.args)
         except BaseException:
             # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
             self._standing = None
             context = ExecutionContext(launch.kernel.name, stream, on_caller=True)
             context.leases.append(standing.lease)
-            context.retain(spec, *bound.keep)
+            context.retain(ready.maker)
             context.abandon()
             raise
         if not standing.leave():
             self._standing = None
         if record is not None:
-            raise _explain(record, spec, bound, launch.kernel.name, group)
+            raise _explain(record, *ready.maker[1:])
 
 
 class DeferredLaunchOp(LaunchOp):
@@ -269,6 +323,7 @@ class DeferredLaunchOp(LaunchOp):
         self._spent = False
         self._site = call_site(4)
         self.kernel = kernel
+        self._ready = self._key = None
         self._args = args
         self._kwargs = kwargs
         self._grid = grid
@@ -306,6 +361,9 @@ class DeferredLaunchOp(LaunchOp):
     def _run_to_end(self, stream: Stream) -> tuple[Any, ...]:
         return DeviceOp._run_to_end(self, stream)
 
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, tuple[Any, ...]]:
+        return DeviceOp._submitted(self, stream)
+
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
         def done(value: Any) -> Any:
             return value._execute(context) if isinstance(value, DeviceOp) else value
@@ -313,7 +371,8 @@ class DeferredLaunchOp(LaunchOp):
         args = [done(v) for v in self._args]
         kwargs = {name: done(v) for name, v in self._kwargs.items()}
         try:
-            self.given, self.bound = self.kernel.bind(args, kwargs, self._grid)
+            self.given, self._bound = self.kernel.bind(args, kwargs, self._grid)
+            self.uses = self._bound.uses
         except LazyArgument:
             raise ArgumentError(
                 f"{self.kernel.name}: an argument is an operation whose result is an operation; use then"
@@ -475,7 +534,7 @@ def _check_peer_atomics(name: str, spec: Specialization, bound: Bound) -> None:
 
 
 def _explain(
-    record: FaultRecord, spec: Specialization, bound: Bound, op: str, group: GroupLike | None
+    record: FaultRecord, spec: Specialization, bound: Bound | None, op: str, group: GroupLike | None
 ) -> PeertileError:
     """The user's error for a device's fault record; marks the group broken, so that no peer waits in vain."""
     error = _explain_alone(record, spec, bound, op, group)
@@ -485,7 +544,7 @@ def _explain(
 
 
 def _explain_alone(
-    record: FaultRecord, spec: Specialization, bound: Bound, op: str, group: GroupLike | None
+    record: FaultRecord, spec: Specialization, bound: Bound | None, op: str, group: GroupLike | None
 ) -> PeertileError:
     if record.kind is FaultKind.ABORTED and group is not None:
         failure = group.failure()
@@ -503,6 +562,7 @@ def _explain_alone(
     if record.kind is FaultKind.BOUNDS:
         return OutOfBounds(f"{text}: got {record.got}, limit {record.limit}", op=op, place=where)
     if record.kind is FaultKind.SIGNATURE:
+        assert bound is not None, "launches with mailboxes are not remembered"
         return SignatureMismatch(
             f"mailbox: {_mismatch(record, bound, op)}; launch the same kernel with the same grid and scalars on every "
             "rank",

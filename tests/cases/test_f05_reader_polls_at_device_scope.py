@@ -9,6 +9,8 @@ from tests.frontend.test_syntax import compiled
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 def test_a_narrow_scope_on_a_peer_is_a_compile_error():
     for word in ("T.ld(words, (0,), order=T.acquire, scope=T.device)", "T.wait_ge(words, 1, (0,), scope=T.device)"):

@@ -13,6 +13,8 @@ import peertile.language as T
 from peertile.backends.cpu.compile import lower_to_text
 from peertile.passes.pipeline import run_pipeline
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.mark.sentence("MM-90")
 @pytest.mark.parametrize("extent", [1, 2, 4, 64])

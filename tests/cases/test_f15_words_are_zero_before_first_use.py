@@ -6,6 +6,8 @@ from case_ranks import spawn
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def at_once(s: T.Signal, c: T.Counter, b: T.Barrier, x: T.Peer):

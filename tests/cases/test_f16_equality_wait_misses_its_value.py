@@ -8,6 +8,8 @@ import peertile.language as T
 from peertile.config import config
 from peertile.errors import WaitTimeout
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def runs_ahead(word: T.Peer):

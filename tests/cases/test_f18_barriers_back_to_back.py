@@ -6,6 +6,8 @@ from case_ranks import alone
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def back_to_back(words: T.Peer, out: T.Exclusive, rounds: T.i64, stall: T.i64):

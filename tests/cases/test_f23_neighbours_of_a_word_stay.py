@@ -6,6 +6,8 @@ from case_ranks import spawn
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def put_and_add(x: T.Peer, f: T.Peer, ready: T.Signal):

@@ -8,6 +8,8 @@ from case_ranks import spawn
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def barrier(b: T.Barrier, c: T.Counter, s: T.Signal):

@@ -7,6 +7,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import KernelAssert
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel(unsafe=True)
 def by_exchange(word: T.Pointer, LIMIT: T.Const[int] = 1000):

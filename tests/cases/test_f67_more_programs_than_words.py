@@ -7,6 +7,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import LaunchError, OutOfBounds
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def lock_each(locks: T.Signal):

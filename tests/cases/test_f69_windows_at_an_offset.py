@@ -7,6 +7,8 @@ from case_ranks import spawn
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def by_tile(x: T.Peer, v: T.Shared, s: T.Signal):

@@ -11,6 +11,8 @@ from case_ranks import spawn, told
 import peertile as pt
 import peertile.language as T
 
+pytestmark = pytest.mark.any_device
+
 
 @pt.kernel
 def gather(z: T.Exclusive, x: T.Peer, done: T.Signal):

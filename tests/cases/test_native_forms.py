@@ -15,6 +15,8 @@ from peertile.library.collectives import Collectives
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
+pytestmark = pytest.mark.any_device
+
 # ---------------------------------------------------------------- publication
 
 

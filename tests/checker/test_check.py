@@ -1,10 +1,12 @@
 """Whole programs: isolation of ranks, replay, reports, exit statuses, and honest limits."""
 
+import gc
 import json
 import os
 import sys
 import textwrap
 import time
+import weakref
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 import peertile as pt
 import peertile.language as T
 from peertile.checker.check import check
-from peertile.checker.program import CannotCheck
+from peertile.checker.program import CannotCheck, ProgramCase
 from peertile.cli.check import check as check_command
 from peertile.errors import ArgumentError
 from peertile.sim.verdicts import VerdictKind, read_choices
@@ -291,6 +293,57 @@ def test_an_exhaustive_check_says_so() -> None:
     assert not check(two_ranks, 2, exhaustive=True, limit=3).exploration.complete
 
 
+def test_a_file_is_compiled_under_its_own_future_statements_and_its_dataclasses_find_their_module(program) -> None:
+    body = """
+        from dataclasses import dataclass
+        from typing import ClassVar
+
+        import peertile as pt
+
+        CHECK = {}
+
+        @dataclass
+        class Config:
+            layers: int
+            kinds: ClassVar[int] = 2
+
+        @pt.program
+        def main(group):
+            assert Config.__annotations__["layers"] == KIND
+
+        if __name__ == "__main__":
+            pt.run(main)
+        """
+    for text, kind in (("", "int"), ("from __future__ import annotations\n", "'int'")):
+        report = check(program(text + textwrap.dedent(body).replace("KIND", kind)), 2, schedules=2)
+        assert report.clean, str(report)
+
+
+def test_a_run_leaves_nothing_of_its_machine_behind() -> None:
+    def main(group) -> None:
+        stream = pt.current_device().stream("left alone")
+        pt.op.fill(pt.zeros((4,), pt.f32), 1).submit(stream)  # nobody waits for it
+
+    case = ProgramCase(main, 2)
+    machines = [weakref.ref(case.run(seed=seed).machine) for seed in range(4)]
+    gc.collect()
+    assert [machine() is not None for machine in machines[:-1]] == [False] * 3
+
+
+def test_a_library_that_is_imported_under_the_checker_does_not_keep_the_clock_of_a_rank(tmp_path, monkeypatch) -> None:
+    (tmp_path / "keeps_a_clock.py").write_text("from time import monotonic\nimport time\nassert time.time() < 1e6\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def main(group) -> None:
+        import keeps_a_clock  # noqa: F401
+
+    try:
+        assert check(main, 2, schedules=1).clean
+        assert sys.modules["keeps_a_clock"].monotonic is time.monotonic
+    finally:
+        sys.modules.pop("keeps_a_clock", None)
+
+
 def test_arguments_are_checked() -> None:
     with pytest.raises(ArgumentError, match=r"expected a Python file, got 'nowhere\.py', which is not a file"):
         check("nowhere.py")
@@ -331,10 +384,13 @@ def test_the_command_prints_json_and_replays() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "ranks"), [("two_shot", 3), ("two_shot", 2), ("handshake", 2), ("allreduce", 2)])
+@pytest.mark.feature("C1", "sim")
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_correct_examples_are_silent(name: str, ranks: int) -> None:
-    report = check(EXAMPLES / f"{name}.py", ranks, schedules=3)
+    report = check(EXAMPLES / f"{name}.py", ranks, schedules=50)
     assert report.clean, str(report)
+    assert report.exploration.unconfirmed == 0
 
 
 # ---------------------------------------------------------------- the page

@@ -315,6 +315,8 @@ WORD_ERRORS = [
      "T.wait_put: expected the handle of a put with wait=False, got none; T.quiet() waits for all"),
     ("T.put_flagged(z.load(), p, epoch=1)",
      "T.put_flagged: words: expected u64, payload and epoch in one, got f32 in `p`"),
+    ("T.put_filled(z.load(), p)", "T.put_filled: words: expected u32 or u64, got f32 in `p`"),
+    ("T.take_filled(p, (16,))", "T.take_filled: words: expected u32 or u64, got f32 in `p`"),
     ("T.ld(words, (0,), coherent=False, order=T.weak)",
      "T.ld: coherent: expected True on peer memory, which other ranks write, got False for `words`"),
     ("T.ld(x, (0,), coherent=False)",

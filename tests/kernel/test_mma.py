@@ -13,6 +13,8 @@ from peertile.backends.cpu.target import host_target
 from peertile.dtypes import ALL_DTYPES, dtype_named
 from peertile.ir.ops import MMA_TYPES, Precision
 
+pytestmark = pytest.mark.any_device
+
 RNG = np.random.default_rng(3)
 HERE = host_target().features
 
@@ -65,6 +67,7 @@ def test_the_accumulator_starts_at_0():
     assert (z == a.astype(np.int32) @ b.astype(np.int32)).all()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 def test_what_is_called_native_is_an_instruction_of_the_type(level):
     features = LEVELS[level]

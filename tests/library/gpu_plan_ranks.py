@@ -14,6 +14,7 @@ SHAPES = [
     Shape(Algorithm.FLAGGED, 8, 64), Shape(Algorithm.FLAGGED, 3, 256),
     Shape(Algorithm.PUSHED, 8, 64), Shape(Algorithm.PUSHED, 3, 512),
 ]  # fmt: skip
+FILLED = [Shape(Algorithm.FILLED, 8, 32), Shape(Algorithm.FILLED, 3, 128)]
 
 
 def integers(rank, count, seed):
@@ -29,6 +30,13 @@ def everything(group, dtype_name, counts, seed):
         for count in counts:
             every = [integers(r, count * n, seed) for r in range(n)]
             rows = [e.reshape(n, count) for e in every]
+            if dtype.is_float and count * dtype.itemsize % 8 == 0:
+                for shape in FILLED:
+                    x, out = pt.asarray(rows[me][0], dtype), pt.full((count,), 77, dtype)
+                    plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()
+                    same(out, sum(r[0] for r in rows))
+                    plans.all_reduce(shape, None, x, ReduceOp.MAX).sync()
+                    same(x, np.max([r[0] for r in rows], axis=0))
             for shape in SHAPES:
                 x, out = pt.asarray(rows[me][0], dtype), pt.full((count,), 77, dtype)
                 plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()

@@ -19,16 +19,16 @@ def spawn(function, ranks, *args):
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "i32"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_collective_in_every_shape(ranks, dtype, seed):
-    assert all(spawn(gpu_plan_ranks.everything, ranks, dtype, (2, 64, 1000, 5002), seed))
+    assert all(spawn(gpu_plan_ranks.everything, ranks, dtype, (2, 64, 1000, 5002, 5008), seed))
 
 
-@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+@pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_replays_and_launches_take_turns(ranks, algorithm):
     assert all(spawn(gpu_plan_ranks.replays, ranks, algorithm, 4))
 
 
-@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+@pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 def test_sums_of_bf16_are_rounded_once_and_the_same_on_every_rank(algorithm, seed):
     results = spawn(gpu_plan_ranks.rounded_once, 2, algorithm, seed)
     assert results[0] == results[1]
@@ -60,7 +60,7 @@ def test_shapes_follow_from_bytes_type_and_ranks_alone():
 
 
 @pytest.mark.parametrize("same_op", [True, False], ids=["count", "op"])
-@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+@pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 def test_ranks_that_called_differently_fail_and_recover(algorithm, same_op, monkeypatch):
     monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=1.0))
     found = spawn(gpu_plan_ranks.called_differently, 2, algorithm, same_op)

@@ -63,6 +63,18 @@ def test_flagged_epochs_wrap(ranks, model):
     assert all(spawn(transfer_ranks.flagged_sums, ranks, "f32", 2**32 - 20, 40, model=model))
 
 
+@pytest.mark.feature("P11", "cpu")
+@models("ranks")
+@pytest.mark.parametrize("dtype", ["u32", "u64"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_filled_tiles_are_taken_once_and_leave_their_places_empty(ranks, dtype, model):
+    assert all(spawn(transfer_ranks.filled_sums, ranks, dtype, 9, model=model))
+
+
+def test_a_word_that_looks_empty_is_sent_as_its_neighbour():
+    assert all(spawn(transfer_ranks.full_word, 2))
+
+
 @pytest.mark.feature("P5", "cpu")
 @pytest.mark.parametrize("order", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_wait_any_goes_on_with_whoever_is_there(order):
@@ -186,6 +198,11 @@ def flagged_never(words: T.Peer):
 
 
 @pt.kernel
+def filled_never(words: T.Peer):
+    T.print_("got", T.take_filled(words, (16,)))
+
+
+@pt.kernel
 def polls_for_ever(words: T.Peer):
     while T.ld(words, (0,), order=T.acquire) == 0:
         pass
@@ -193,10 +210,12 @@ def polls_for_ever(words: T.Peer):
 
 @pytest.mark.sentence("MM-75")
 @pytest.mark.feature("P5", "cpu")
-@pytest.mark.parametrize("kernel", [any_of, flagged_never, polls_for_ever], ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", [any_of, flagged_never, filled_never, polls_for_ever], ids=lambda k: k.name)
 def test_every_wait_is_bounded(kernel, heap, monkeypatch):
     monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=0.2))
     words = heap.zeros((16,), pt.u64)
+    if kernel is filled_never:
+        words.copy_from([2**64 - 1] * 16)
     with pytest.raises(WaitTimeout, match=kernel.name) as caught:
         kernel.grid(1)(words).sync()
     assert caught.value.place.loc.line > 0

@@ -67,6 +67,22 @@ def flagged_round(out: T.Exclusive, x: T.Shared, words: T.Peer, first: T.u32, ro
 
 
 @pt.kernel
+def filled_round(out: T.Exclusive, x: T.Shared, words: T.Peer, rounds: T.i32):
+    """Every rank sends each tile to every rank, `rounds` times over four places; the sum of all that came, in words."""
+    me, n = words.rank, words.num_ranks
+    i = out.index[0]
+    acc = T.zeros(out.tile_shape, out.dtype)
+    for k in T.range(rounds):
+        row = (k % 4).astype(T.i64) * n
+        tile = T.reshape(x.load_like(out), (1, out.tile_shape[0]))
+        for r in T.ranks():
+            T.put_filled(tile + k.astype(out.dtype), words, (row + me, i), rank=r)
+        for r in T.ranks():
+            acc += T.reshape(T.take_filled(words, (1, out.tile_shape[0]), (row + r, i)), out.tile_shape)
+    out.store(acc)
+
+
+@pt.kernel
 def first_of(out: T.Exclusive, words: T.Peer, order: T.Shared):
     """Rank 0 takes one word of each other rank as they come; the others store theirs in turn."""
     me = words.rank
@@ -188,6 +204,36 @@ def flagged_sums(group, dtype_name, first, rounds):
         np.testing.assert_array_equal(out.numpy().astype(np.int64), expected)
         group.barrier("done")
     return True
+
+
+def filled_sums(group, dtype_name, rounds):
+    dtype = getattr(pt, dtype_name)
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
+        words = heap.empty((4 * group.size, 100), dtype)
+        empty = np.full(words.shape, np.iinfo(dtype.numpy).max, dtype.numpy)
+        words.copy_from(empty)
+        group.barrier("empty")
+        out = pt.zeros((100,), dtype)
+        x = (np.arange(100) * 7 + group.rank).astype(dtype.numpy)
+        filled_round(out.partition(32), pt.asarray(x, dtype), words, rounds).sync()
+        expected = sum((np.arange(100) * 7 + r) * rounds + rounds * (rounds - 1) // 2 for r in range(group.size))
+        np.testing.assert_array_equal(out.numpy().astype(np.int64), expected)
+        group.barrier("done")
+        np.testing.assert_array_equal(words.numpy(), empty)  # as it was, for the next launch
+    return True
+
+
+def full_word(group):
+    """A word that means an empty place goes as another, and comes."""
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
+        words = heap.empty((4 * group.size, 32), pt.u32)
+        words.copy_from(np.full(words.shape, 2**32 - 1, np.uint32))
+        group.barrier("empty")
+        out = pt.zeros((32,), pt.u32)
+        x = np.full(32, 2**32 - 1, np.uint32)
+        filled_round(out.partition(32), pt.asarray(x, pt.u32), words, 1).sync()
+        group.barrier("done")
+    return out.numpy().tolist() == [(group.size * (2**32 - 2)) % 2**32] * 32
 
 
 def firsts(group, order):

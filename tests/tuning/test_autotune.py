@@ -12,6 +12,8 @@ from peertile.cli.bench_kernels import vector_add
 from peertile.errors import ArgumentError, UnsupportedError, UsageError
 from peertile.tuning import Rules
 
+pytestmark = pytest.mark.any_device
+
 QUICK = Rules(screen=1, rounds=3, batch_s=1.0)
 
 

@@ -166,6 +166,17 @@ class RankView:
                     del sys.modules[name]
                 else:
                     known.add(name)
+                    self._give_back(module)
+
+    def _give_back(self, module: ModuleType) -> None:
+        """A module that all ranks share, and the process after them, keeps no call of this rank, which it may have
+        got by `from time import monotonic`."""
+        theirs = {
+            id(ours): before[2] for (_, _, ours), before in zip(self._patches, self._outside["patched"], strict=True)
+        }
+        for key, value in list(vars(module).items()):
+            if id(value) in theirs:
+                setattr(module, key, theirs[id(value)])
 
 
 def _own_numbers(module: Any, source: Any) -> list[Patch]:

@@ -26,6 +26,7 @@ from peertile.errors import ArgumentError, LaunchError, LeaseError, PeerFailed, 
 from peertile.ir.core import Kernel
 from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
+from peertile.runtime.stream import abandon
 from peertile.sim.binary import compile_function
 from peertile.sim.choices import Chooser
 from peertile.sim.conditions import USUAL, Conditions
@@ -101,6 +102,7 @@ class ProgramCase(Case):
         else:
             self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
         self._hosts: list[Host] = []
+        self._devices: list[Device] = []
         self._hub: SimHub
         self._heard: Verdict | None = None
         """What a rank heard of another one, until that one has told it itself."""
@@ -147,6 +149,7 @@ class ProgramCase(Case):
         group = Group(SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS)
         device = Device(SimDevice(machine, rank))
         device.compiler = self.compiler
+        self._devices.append(device)
         view.work_on(device)
         with join_as(group):
             self._call(group, view)
@@ -211,6 +214,9 @@ class ProgramCase(Case):
         finally:
             self._worlds.show(None)
             self._hosts = []
+            for device in self._devices:
+                abandon(device)
+            self._devices = []
 
 
 def _broken_contract(rank: int, text: str, launches: tuple[str, ...]) -> LaunchContract:

@@ -169,9 +169,16 @@ def _exclusive_store(b: Build, self: Abstract, tile: Abstract) -> Abstract:
 
 
 @implements(T.Exclusive.tiles)
-def _tiles(b: Build, self: Abstract) -> Abstract:
+def _tiles(b: Build, self: Abstract, dealt: Abstract = NONE) -> Abstract:
     assert isinstance(self, Exclusive)
-    return TilesIterator(self)
+    if dealt == NONE:
+        return TilesIterator(self)
+    if not self.partition.persistent:
+        b.fail(
+            f"`{self.name}.tiles`: dealt: expected a persistent partition, whose programs have several tiles; "
+            "leave dealt out, or make the partition persistent"
+        )
+    return TilesIterator(self, index_scalar(b, dealt, f"`{self.name}.tiles`: dealt"))
 
 
 @implements(T.Exclusive.num_tiles)

@@ -386,14 +386,15 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
         total, *more = num_tiles(b, z.view, z.partition.tile_shape)
         for n in more:
             total = b.builder.value(ops.BinaryOp, (total, n), INDEX, fn=Binary.MUL)
-        first = program
         if z.partition.spare:
             # The number is part of the type, so all programs agree on who owns what.
             spare = constant(b, z.partition.spare, i64)
             owns = b.builder.value(ops.CompareOp, (program, spare), BOOL, fn=Compare.GE)
             place = b.builder.value(ops.BinaryOp, (program, spare), INDEX, fn=Binary.SUB)
-            first = b.builder.value(ops.Select, (owns, place, total), INDEX)
             step = b.builder.value(ops.BinaryOp, (step, spare), INDEX, fn=Binary.SUB)
+            first = b.builder.value(ops.Select, (owns, _place(b, place, step, it), total), INDEX)
+        else:
+            first = _place(b, program, step, it)
         bounds = first, total, step
     else:
         one = constant(b, 1, i64)
@@ -406,6 +407,16 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
 
     message = "`{name}` is a tile of a loop that has ended; store to it inside the loop"
     return _counted(b, node, bounds, body, message=message)
+
+
+def _place(b: Build, place: Value, step: Value, it: TilesIterator) -> Value:
+    """Which of the tiles dealt next is the first one of the program at `place` among `step`."""
+    if it.dealt is None:
+        return place
+    gone = b.builder.value(ops.BinaryOp, (it.dealt, step), INDEX, fn=Binary.MOD)
+    ahead = b.builder.value(ops.BinaryOp, (place, step), INDEX, fn=Binary.ADD)
+    ahead = b.builder.value(ops.BinaryOp, (ahead, gone), INDEX, fn=Binary.SUB)
+    return b.builder.value(ops.BinaryOp, (ahead, step), INDEX, fn=Binary.MOD)
 
 
 def _over_ranks(b: Build, node: ast.For, it: RanksIterator) -> Flow:

@@ -358,7 +358,10 @@ class StaticIterator(Abstract):
 
 @dataclass(frozen=True)
 class TilesIterator(Abstract):
+    """`z.tiles(dealt)`; None where nothing has been dealt before."""
+
     exclusive: Exclusive
+    dealt: Value | None = None
 
 
 @dataclass(frozen=True)

@@ -448,7 +448,8 @@ class Collectives(Communicator):
         shape = self._shape(Family.ALL_REDUCE, nbytes, a.dtype) if algorithm is None else None
         if self._gpu is not None and shape is not None:
             text = f"all_reduce({a.dtype}[{a.size}], {op.name}, {shape.algorithm.value})"
-            source, into = self._in_words(a), self._in_words(b)
+            word = 8 if shape.algorithm is Algorithm.FILLED else 4
+            source, into = self._in_words(a, word), self._in_words(b, word)
             launch = self._gpu.all_reduce(shape, None if same else source, into, op)
             before = self._move(a, source) if not same else self._move(a, into) if into is not b else []
             return self._keep(text, key, [*before, launch, *self._move(into, b)], x, out)
@@ -484,10 +485,10 @@ class Collectives(Communicator):
             found = self._over_multicast[id(x.heap)] = MulticastCollectives(x.heap)
         return found.all_reduce(x, op)
 
-    def _in_words(self, t: Tensor) -> Tensor:
-        """`t`, or a tensor to copy to where it does not begin at a word: what one rank's view begins at must not
-        change what it does with the others."""
-        return self.device.empty(t.shape, t.dtype) if t.address % 4 else t
+    def _in_words(self, t: Tensor, word: int = 4) -> Tensor:
+        """`t`, or a tensor to copy to where it does not begin at a word (of so many bytes): what one rank's view begins
+        at must not change what it does with the others."""
+        return self.device.empty(t.shape, t.dtype) if t.address % word else t
 
     def _shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the kernels for GPUs cut a message, where there are any that take it."""

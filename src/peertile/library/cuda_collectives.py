@@ -22,7 +22,7 @@ from peertile.kernel import LaunchOp
 from peertile.library import cuda_kernels as kernels
 from peertile.library.cuda_kernels import AHEAD_SLOTS, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator
-from peertile.library.selection import Algorithm, choose
+from peertile.library.selection import Algorithm, Choice, choose
 from peertile.runtime.tensor import Tensor
 
 __all__ = ["PROGRAMS_PER_EXECUTOR", "Family", "GpuPlans", "Shape", "heap_bytes"]
@@ -33,6 +33,9 @@ FILLED_WORDS = 1024
 """Words (u64) of the largest filled tile."""
 TILE_BYTES = 1 << 14
 """Bytes of the largest pushed tile."""
+FLAGGED_BYTES = 1 << 19
+"""Most bytes that are worth a flag each where the table says filled and the elements are no floats."""
+UNFILLED = {True: Choice(Algorithm.FLAGGED, 512), False: Choice(Algorithm.PUSHED, 1 << 13)}
 LEAST_PUSHED = 1 << 12
 """Bytes of a pushed tile where the table says flagged and the elements are no words."""
 ALL_TO_ALL_BYTES = 1 << 23
@@ -122,6 +125,10 @@ class GpuPlans:
         words = nbytes % 4 == 0
         if not family.reduces and not words:
             return None
+        if choice.algorithm is Algorithm.FILLED:
+            if family is Family.ALL_REDUCE and nbytes % 8 == 0 and dtype.is_float and dtype.itemsize in (2, 4):
+                return Shape(Algorithm.FILLED, self.programs, choice.tile_bytes // 8)
+            choice = UNFILLED[nbytes <= FLAGGED_BYTES]
         if choice.algorithm is Algorithm.FLAGGED and words and (dtype.itemsize in (2, 4) or not family.reduces):
             return Shape(Algorithm.FLAGGED, self.programs, choice.tile_bytes // 4)
         tile_bytes = choice.tile_bytes if choice.algorithm is Algorithm.PUSHED else LEAST_PUSHED
@@ -181,12 +188,19 @@ class GpuPlans:
         """x into out, both contiguous; of out itself without x."""
         options = self._reduction(out.dtype, op)
         sign = self._sign(Family.ALL_REDUCE, shape, out.dtype, out.size, op)
-        if shape.algorithm is Algorithm.FILLED and x is not None:
-            cut = _cut(as_words(out, of=u64), 0, shape)
+        if shape.algorithm is Algorithm.FILLED:
+            whole = as_words(out, of=u64)
+            tiles = max(1, -(-whole.size // shape.tile))
+            once = tiles <= shape.programs
+            cut = whole.partition(shape.tile) if once else _cut(whole, 0, shape)
             words, rows = self._view(self._filled, u64, shape.tile)
-            turn = self._turn(Way.FILLED, cut.grid())
+            turn = self._turn(Way.FILLED, min(tiles, shape.programs))
             more = words, self._calls, turn, rows, self.heap.group.rank, sign
-            return kernels.filled_all_reduce(cut, as_words(x, of=u64), *more, **options)
+            if x is None:
+                in_place = kernels.filled_once_in_place if once else kernels.filled_all_reduce_in_place
+                return in_place(cut, *more, **options)
+            kernel = kernels.filled_once if once else kernels.filled_all_reduce
+            return kernel(cut, as_words(x, of=u64), *more, **options)
         if shape.algorithm is Algorithm.FLAGGED:
             cut = _cut(as_words(out), 0, shape)
             channels = self._flagged(shape, cut, sign)

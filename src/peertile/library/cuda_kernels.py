@@ -263,13 +263,70 @@ def fold_filled(
     return total
 
 
-def meet(calls: T.Peer, p: T.Tile, e: T.Tile, sign: T.Tile) -> None:
-    """Waits for what the others called in the launch whose first turn is `e`: behind that turn's work, which it does
-    not delay, and before a second one is sent, so that nobody greets in the same place again."""
-    slot = p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1))
-    for r in T.peers():
-        word = T.wait_at_least(calls.local, (e << 24).astype(T.u64), (slot, r))
-        T.assert_(word == ((e << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
+def tell(calls: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile, N: int) -> None:
+    """Tells all others what this rank called in the launch whose first turn is `e`."""
+    slot, word = p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), (((e + 1) << 24) + sign).astype(T.u64)
+    if N == 2:
+        T.st(calls, word, (slot, me), rank=1 - me)
+    else:
+        for r in T.peers():
+            T.st(calls, word, (slot, me), rank=r)
+
+
+def told(calls: T.Peer, p: T.Tile, e: T.Tile, r: T.Tile, sign: T.Tile) -> None:
+    """Waits for what rank r called in the launch whose first turn is `e`."""
+    slot, least = p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), ((e + 1) << 24).astype(T.u64)
+    same = least + sign.astype(T.u64)
+    word = T.wait_at_least(calls.local, least, (slot, r))
+    T.assert_(word == same, DIFFERENT)  # noqa: PT009 - of the kernel language
+
+
+def meet(calls: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile, N: int) -> None:
+    """All others called the same: behind the first turn's work, which it does not delay, and before a second one is
+    sent, so that nobody tells in the same place again."""
+    if N == 2:
+        told(calls, p, e, 1 - me, sign)
+    else:
+        for r in T.peers():
+            told(calls, p, e, r, sign)
+
+
+@kernel
+def filled_once(
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """x folded over the ranks, a tile for each program. `out` and `x` as u64; `rows`: of a program in `words`.
+
+    Without a loop around it nothing is computed in front of the first store that is not needed for it."""
+    p = T.program_id(0)
+    W = out.tile_shape[0]
+    mine = T.reshape(x.load_like(out), (1, W))
+    e = T.reshape(turn.load(), ())
+    row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
+    send_filled(mine, words, row, me, N)
+    tell(calls, p, e, me, sign, N)
+    turn.store(T.reshape(e + 1, (1,)))
+    out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
+    meet(calls, p, e, me, sign, N)
+
+
+@kernel
+def filled_once_in_place(
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """As filled_once, of `out` itself."""
+    p = T.program_id(0)
+    W = out.tile_shape[0]
+    mine = T.reshape(out.load(), (1, W))
+    e = T.reshape(turn.load(), ())
+    row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
+    send_filled(mine, words, row, me, N)
+    tell(calls, p, e, me, sign, N)
+    turn.store(T.reshape(e + 1, (1,)))
+    out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
+    meet(calls, p, e, me, sign, N)
 
 
 @kernel
@@ -277,7 +334,7 @@ def filled_all_reduce(
     out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
-    """x folded over the ranks. `out` and `x` as u64; `rows`: of a program in `words`."""
+    """As filled_once, several tiles to a program, the next of them read while the last one travels."""
     p, P = T.program_id(0), T.num_programs(0)
     W = out.tile_shape[0]
     tiles = x.num_tiles((W,))[0]
@@ -292,13 +349,37 @@ def filled_all_reduce(
         mine = T.reshape(ahead, (1, W))
         send_filled(mine, words, row, me, N)
         if e == first:
-            greet(calls, p, first, me, sign)
+            tell(calls, p, first, me, sign, N)
         t = tile.index[0] + P
         if t < tiles:
             ahead = x.load((t,), (W,))
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
-            meet(calls, p, first, sign)
+            meet(calls, p, first, me, sign, N)
+        e += 1
+    turn.store(T.reshape(e, (1,)))
+
+
+@kernel
+def filled_all_reduce_in_place(
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
+    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """As filled_all_reduce, of `out` itself."""
+    p = T.program_id(0)
+    W = out.tile_shape[0]
+    e = T.reshape(turn.load(), ())
+    first = e
+    slot = rows // AHEAD_SLOTS
+    for tile in out.tiles():
+        row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
+        mine = T.reshape(tile.load(), (1, W))
+        send_filled(mine, words, row, me, N)
+        if e == first:
+            tell(calls, p, first, me, sign, N)
+        tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
+        if e == first:
+            meet(calls, p, first, me, sign, N)
         e += 1
     turn.store(T.reshape(e, (1,)))
 

@@ -20,10 +20,12 @@ from peertile.runtime.tensor import Tensor
 
 __all__ = ["Dispatched", "Experts"]
 
-CHOICES = 1024
-"""Choices that are looked at together, at most."""
-MOVED = (8, 512)
-"""Rows and columns of a tile that is moved."""
+COUNTED = 8192
+"""Pairs of a choice and an expert that are looked at together, at most."""
+MOVED = {False: 512, True: 4096}
+"""Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
+GPU_PROGRAMS = 2
+"""Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,21 +92,24 @@ class Experts(FusedBase):
         """Experts of a rank; the last ranks may have fewer."""
         held = self.on_rank * self.places
         most = rows * top_k
-        # The lists of choices grow with the programs, which are known only once the ranks have met.
-        lists = 8 * most * 260 if workers is None else 8 * most * (workers + 1)
+        self._wide = wide = power_of_two(size * self.on_rank)
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 8 * size * size * self.on_rank + lists + (1 << 14),
+            staging_bytes=held * width * dtype.itemsize + 4 * (most + 2 * size) * wide + 12 * most + (1 << 14),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name),
+            crowd=GPU_PROGRAMS,
         )
+        # So few choices in a tile that there is one for every program, where there are as many.
+        spread = power_of_two(-(-most // self.programs))
+        self._tile = max(experts_kernels.TOGETHER, min(128, COUNTED // wide, spread))
         heap = self.heap
         self._rows = self._own(heap.empty((held, width), dtype))
-        self._counts = self._own(heap.zeros((size, self.on_rank * size), i64))
-        self._order = self._own(heap.empty((self.programs * most,), i64))
-        self._places = self._own(heap.empty((most,), i64))
-        self._ready = self._own(heap.signal(slots=self.programs))
+        self._counts = self._own(heap.zeros((2 * size, wide), i32))
+        self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
+        self._places = self._own(heap.empty((most,), i32))
+        self._ready = self._own(heap.zeros((size,), i64), is_words=True)
         self._done = self._own(heap.signal(slots=self.programs))
         self._last: Dispatched | None = None
 
@@ -135,10 +140,9 @@ class Experts(FusedBase):
         sent = self._last = Dispatched(self._rows, received, flat)
         launch: DeviceOp[Any] = experts_kernels.dispatch(
             received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._hello, self._rows,
-            self._counts, self._order, self._places, self._ready, self._done, self.experts, self.places,
-            self._number(), L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all,
-            BT=min(power_of_two(self.rows * self.top_k), CHOICES), BR=min(power_of_two(self.rows), MOVED[0]),
-            BH=min(power_of_two(self.width), MOVED[1]),
+            self._counts, self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
+            self._number(name), L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile, EP=self._wide,
+            BS=max(1, min(64, COUNTED // self._wide)), BH=min(power_of_two(self.width), MOVED[self._on_gpu]),
         )  # fmt: skip
         return launch.map(lambda *_: sent)
 
@@ -175,8 +179,8 @@ class Experts(FusedBase):
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
         launch: DeviceOp[Any] = experts_kernels.combine(
-            z.partition((1, min(power_of_two(columns), MOVED[1]))).persistent(programs=self.programs), made, sent.ids,
-            weights.reshape(weights.size), self._hello, self._places, self._done, self.places, self._number(columns),
+            z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made, sent.ids,
+            weights.reshape(weights.size), self._hello, self._places, self._done, self.places, self._number(name, columns),
             L=self.on_rank, K=self.top_k,
         )  # fmt: skip
         return launch.map(lambda *_: z)

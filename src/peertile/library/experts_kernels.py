@@ -1,11 +1,13 @@
 """Dispatch of rows to experts and their combination, in the public language. `experts.py` checks and launches them.
 
-Expert e is number e % L of rank e // L, for L experts on a rank. Program p of a rank sees to the experts whose number
-is p modulo the number of programs, of all ranks: so what it does concerns program p of the others alone. A rank says
-how many rows it has for each expert; with those numbers everybody knows where its rows begin, and no row moves twice.
+Expert e is number e % L of rank e // L, for L experts on a rank. The choices of a rank's rows are cut into tiles, which
+are dealt to the programs. Each program counts its tiles' choices by expert; what all programs counted, and the other
+ranks, says where a tile's rows go in each expert, and no row moves twice. All programs move rows, whatever the experts.
 
-How memory that peers write is reused: a call begins with `hello`, so every rank has ended what it did before, and
-dispatch ends once everybody has sent this rank all of its rows, combine once nobody reads this rank's rows any more.
+How memory that peers write is reused: no row is sent before every rank has told its counts in this call, so all ranks
+have ended what they did before. The counts themselves have two places, which take turns from call to call: a rank that
+is in call e knows that all others have begun call e - 1. Dispatch ends once everybody has sent this rank all of its
+rows, combine, which meets the others first, once nobody reads this rank's rows any more.
 """
 
 # ruff: noqa: PT009
@@ -15,15 +17,19 @@ from __future__ import annotations
 
 import peertile.language as T
 from peertile.kernel import kernel
-from peertile.library.fused_kernels import meet
+from peertile.library.fused_kernels import check, greet, meet
 
 __all__ = ["combine", "dispatch"]
 
+TOGETHER = 4
+"""Rows that a program has under way at a time."""
 
-def chosen(ids: T.Shared, t: T.Tile, expert: T.Tile, BT: int) -> tuple[T.Tile, T.Tile]:
-    """Of tile t of the choices: their numbers, and which of them are for `expert`."""
+
+def chosen(ids: T.Shared, t: T.Tile, BT: int, EP: int) -> T.Tile:
+    """Of tile t of the choices and each expert: 1 where the choice is that expert's, [BT, EP]."""
     at = t * BT + T.iota(BT)
-    return at, (ids.load((t,), (BT,)).astype(T.i64) == expert) & (at < ids.shape[0])
+    inside = at < ids.shape[0]
+    return T.where((ids.load((t,), (BT,)).astype(T.i32)[:, None] == T.iota(EP)[None, :]) & inside[:, None], 1, 0)
 
 
 def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
@@ -35,81 +41,106 @@ def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
         )
 
 
-def count_choices(ids: T.Shared, counts: T.Peer, number: T.Tile, L: int, BT: int) -> None:
-    """Tells everybody how many choices of this rank are for expert `number` of each rank."""
-    me = counts.rank
-    for r in T.ranks():
-        expert = r * L + number
-        count = T.i64(0)
-        for t in T.range(T.cdiv(ids.shape[0], BT)):
-            _, hit = chosen(ids, t, expert, BT)
-            count += T.sum(T.where(hit, 1, 0))
-        for to in T.ranks():
-            T.st(counts, count, (me, expert), rank=to)
+def summed(counts: T.Shared, first: T.Tile, last: T.Tile, BS: int, EP: int) -> T.Tile:
+    """The sum of rows `first` to `last` of counts [rows, EP]."""
+    total = T.zeros((EP,), T.i32)
+    for s in T.range(first // BS, T.cdiv(last, BS)):
+        row = s * BS + T.iota(BS)
+        some = counts.load((s, 0), (BS, EP))
+        total += T.sum(T.where(((row >= first) & (row < last))[:, None], some, 0), axis=0)
+    return total
 
 
-def list_choices(
-    ids: T.Shared, order: T.Peer, places: T.Peer, expert: T.Tile, start: T.Tile, base: T.Tile, C: T.Tile, BT: int
-) -> T.Tile:
-    """The choices for `expert`, in order, at order[start …]; where each goes, -1 for one too many, into places."""
-    found = T.i64(0)
-    for t in T.range(T.cdiv(ids.shape[0], BT)):
-        at, hit = chosen(ids, t, expert, BT)
-        one = T.where(hit, 1, 0)
-        nth = found + T.cumsum(one) - 1
-        order.local.gather(T.where(hit, start + nth, -1)).store((0,), at)
-        places.local.gather(T.where(hit, at, -1)).store((0,), T.where(base + nth < C, base + nth, -1))
-        found += T.sum(one)
-    return found
+def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
+    """Element `at` of a tile [EP]."""
+    return T.sum(T.where(T.iota(EP) == at, values, 0)).astype(T.i64)
+
+
+def fetched(
+    x: T.Shared, ids: T.Shared, places: T.Peer, c: T.Tile, last: T.Tile, j: T.Tile, C: T.Tile, L: int, K: int, BH: int
+) -> tuple[T.Tile, T.Tile, T.Tile]:
+    """Columns j of the row of choice c, the rank that it goes to, and where there; -1 for nowhere."""
+    inside = c < last
+    at = T.minimum(c, last - 1)
+    expert = T.maximum(T.ld(ids, (at,)).astype(T.i64), 0)
+    place = T.ld(places.local, (at,)).astype(T.i64)
+    there = T.where(inside & (place >= 0), expert % L * C + place, -1)
+    return x.load((at // K, j), (1, BH)), expert // L, there
 
 
 @kernel
 def dispatch(
-    received: T.Exclusive, x: T.Shared, ids: T.Shared, hello: T.Mailbox, rows: T.Peer, counts: T.Peer, order: T.Peer,
-    places: T.Peer, ready: T.Signal, done: T.Signal, experts: T.i64, C: T.i64, agreed: T.i64, L: T.Const[int],
-    K: T.Const[int], KEEPS_ALL: T.Const[bool], BT: T.Const[int], BR: T.Const[int], BH: T.Const[int],
+    received: T.Exclusive, x: T.Shared, ids: T.Shared, hello: T.Mailbox, rows: T.Peer, counts: T.Peer, tallies: T.Peer,
+    places: T.Peer, ready: T.Peer, turn: T.Peer, done: T.Signal, experts: T.i64, C: T.i64, agreed: T.i64,
+    L: T.Const[int], K: T.Const[int], KEEPS_ALL: T.Const[bool], BT: T.Const[int], EP: T.Const[int], BS: T.Const[int],
+    BH: T.Const[int],
 ) -> None:  # fmt: skip
     """rows [L · C, width] of each rank get the rows of x of all ranks whose choices (K for each row) are its experts:
     C places for each, by rank and then by row. received [L, 1]: how many came, at most C.
 
-    Choices beyond C places are left out, which with KEEPS_ALL is a failed assertion.
+    Choices beyond C places are left out, which with KEEPS_ALL is a failed assertion. tallies [tiles, EP] and counts
+    [2 ranks, EP] count by expert, of which there are up to EP.
     """
+    p, P = T.program_id(0), T.num_programs(0)
     me, n = rows.rank, rows.num_ranks
-    width = x.shape[1]
-    most = order.shape[0] // T.num_programs(0)
-    start = T.program_id(0) * most
+    epoch = T.ld(turn.local, (p,)) + 1
+    half = epoch % 2 * n
+    last = ids.shape[0]
+    tiles = T.cdiv(last, BT)
     check_choices(ids, experts, BT)
-    meet(hello, agreed)
+    greet(hello, agreed)
+    for t in T.range(p, tiles, P):
+        tallies.local.store((t, 0), T.reshape(T.sum(chosen(ids, t, BT, EP), axis=0), (1, EP)))
+    T.sync_programs()
+    for to in T.range(p, n, P):
+        own = summed(tallies.local, T.i64(0), tiles, BS, EP)
+        counts.at(to).store((half + me, 0), T.reshape(own, (1, EP)))
+        T.st(ready, epoch, (me,), rank=to, order=T.release)
+    check(hello, agreed)
+    for r in T.ranks():
+        T.wait_at_least(ready.local, epoch, (r,))
+    before = summed(counts.local, half, half + me, BS, EP)
+    for t in T.range(p, tiles, P):
+        hits = chosen(ids, t, BT, EP)
+        base = before + summed(tallies.local, T.i64(0), t, BS, EP)
+        place = T.sum(hits * (T.cumsum(hits, axis=0) - 1 + base[None, :]), axis=1)
+        kept = (T.sum(hits, axis=1) > 0) & (place.astype(T.i64) < C)
+        if KEEPS_ALL:
+            T.assert_(
+                T.all(kept | (T.sum(hits, axis=1) == 0)),
+                "dispatch: ids: expected different experts for the choices of a row",
+            )
+        places.local.store((t,), T.where(kept, place, -1))
+    for t in T.range(p, tiles, P):
+        for i in T.range(t * (BT // TOGETHER), T.minimum((t + 1) * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
+            c = i * TOGETHER
+            for j in T.range(T.cdiv(x.shape[1], BH)):
+                r0, to0, at0 = fetched(x, ids, places, c, last, j, C, L, K, BH)
+                r1, to1, at1 = fetched(x, ids, places, c + 1, last, j, C, L, K, BH)
+                r2, to2, at2 = fetched(x, ids, places, c + 2, last, j, C, L, K, BH)
+                r3, to3, at3 = fetched(x, ids, places, c + 3, last, j, C, L, K, BH)
+                rows.at(to0).gather(T.reshape(at0, (1,))).store((0, j), r0)
+                rows.at(to1).gather(T.reshape(at1, (1,))).store((0, j), r1)
+                rows.at(to2).gather(T.reshape(at2, (1,))).store((0, j), r2)
+                rows.at(to3).gather(T.reshape(at3, (1,))).store((0, j), r3)
+    all_counts = summed(counts.local, half, half + n, BS, EP)
     for tile in received.tiles():
-        count_choices(ids, counts, tile.index[0], L, BT)
-    ready.notify()
-    ready.wait()
-    for tile in received.tiles():
-        number = tile.index[0]
-        for d in T.range(n):
-            to = (me + d) % n
-            expert = to * L + number
-            base = T.i64(0)
-            for r in T.range(me):
-                base += T.ld(counts.local, (r, expert))
-            found = list_choices(ids, order, places, expert, start, base, C, BT)
-            kept = T.clamp(C - base, 0, found)
-            if KEEPS_ALL:
-                T.assert_(kept == found, "dispatch: ids: expected different experts for the choices of a row")
-            if kept > 0:
-                there = rows.at(to).slice((number * C + base, 0), (kept, width))
-                mine = order.local.slice((start,), (kept,))
-                for i in T.range(T.cdiv(kept, BR)):
-                    inside = i * BR + T.iota(BR) < kept
-                    picked = x.gather(T.where(inside, mine.load((i,), (BR,)) // K, -1))
-                    for j in T.range(T.cdiv(width, BH)):
-                        there.store((i, j), picked.load((0, j), (BR, BH)))
-        total = T.i64(0)
-        for r in T.ranks():
-            total += T.ld(counts.local, (r, me * L + number))
+        total = one(all_counts, me * L + tile.index[0], EP)
         tile.store(T.full((1, 1), T.minimum(total, C), T.i64))
     done.notify()
     done.wait()
+    T.st(turn.local, epoch, (p,))
+
+
+def weighed(
+    y: T.Peer, ids: T.Shared, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, C: T.Tile, L: int, BH: int
+) -> T.Tile:
+    """What the expert of choice c made of its row, columns j, times its weight; 0 for a choice without a place."""
+    expert = T.maximum(T.ld(ids, (c,)).astype(T.i64), 0)
+    place = T.ld(places.local, (c,)).astype(T.i64)
+    at = T.where(place >= 0, expert % L * C + place, -1)
+    row = y.at(expert // L).gather(T.reshape(at, (1,))).load((0, j), (1, BH))
+    return row.astype(T.f32) * T.where(place >= 0, T.ld(weights, (c,)), 0.0)
 
 
 @kernel
@@ -127,12 +158,7 @@ def combine(
         t, j = tile.index
         acc = T.zeros((1, BH), T.f32)
         for k in T.static_range(K):
-            expert = T.ld(ids, (t * K + k,)).astype(T.i64)
-            if expert >= 0:
-                place = T.ld(places.local, (t * K + k,))
-                if place >= 0:
-                    row = y.at(expert // L).load((expert % L * C + place, j), (1, BH)).astype(T.f32)
-                    acc += row * T.ld(weights, (t * K + k,))
+            acc += weighed(y, ids, places, weights, t * K + k, j, C, L, BH)
         tile.store(acc.astype(out.dtype))
     done.notify()
     done.wait()

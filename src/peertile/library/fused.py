@@ -7,6 +7,7 @@ Each is one lazy operation and one launch on every rank, without a meeting on th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from peertile.comm.group import Group
@@ -16,7 +17,6 @@ from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
 from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
 from peertile.library.products import choose_product
-from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -28,16 +28,20 @@ MOST_TILES = 4096
 """Tiles of a product that are reduced in one launch: each has a word of a signal for each pair of ranks."""
 LEAST_ON_GPU = 16
 """The smallest extent that tensor cores multiply."""
-MOVED = (8, 512)
-"""Rows and columns of a tile that is moved."""
+MOVED = {False: (8, 512), True: (8, 4096)}
+"""Rows and columns of a tile that is moved; on a GPU it is what a program has under way."""
+WORTH_WAITING = 2048
+"""Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
+gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
 
 
 class FusedProducts(FusedBase):
     """Products over the ranks of `where`, a group or a symmetric heap, each a single launch.
 
     Collective, as `Collectives` is: every rank makes it, calls its methods and closes it in the same order; it is a
-    context manager. `staging_bytes` of each rank's heap hold what peers send: the gathered rows, or the parts of a
-    sum. `movers` programs of an all-gather move data while `workers` others compute (default: what the device gives).
+    context manager. `staging_bytes` hold what peers send in a call: the gathered rows, or the parts of a sum; each
+    rank's heap has them twice, for calls that follow each other. `movers` programs of an all-gather begin with moving
+    data while `workers` others compute (default: what the device gives).
     `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
     once for each rank, as a reduction of the product's own type would. `tile` (rows, columns, inner extent, at most)
     goes before the measured table.
@@ -57,26 +61,28 @@ class FusedProducts(FusedBase):
         where: Group | SymmetricHeap,
         *,
         staging_bytes: int = 32 << 20,
-        movers: int = 1,
+        movers: int | None = None,
         workers: int | None = None,
         partials: DType = f32,
         tile: tuple[int, int, int] | None = None,
     ) -> None:
         self.tile = check_tile("FusedProducts", tile, 3)
         check_count("FusedProducts: staging_bytes", staging_bytes)
-        check_count("FusedProducts: movers", movers)
+        if movers is not None:
+            check_count("FusedProducts: movers", movers)
         if partials not in FLOATS:
             raise ArgumentError(f"FusedProducts: partials: expected f32, f16 or bf16, got {partials!r}")
         size = where.size if isinstance(where, Group) else where.group.size
         words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES)
         super().__init__(
-            where, staging_bytes=staging_bytes + words, movers=movers, workers=workers,
+            where, staging_bytes=2 * staging_bytes + words, movers=movers, workers=workers,
             agreed=(staging_bytes, partials.name, tile),
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
-        self._staging = self._own(self.heap.empty((staging_bytes,), u8))
-        self._arrived = self._own(self.heap.zeros((MOST_CHUNKS, size), i64), is_words=True)
+        self._calls = self._own(self.heap.zeros((self.programs, 2), i64), is_words=True)
+        self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
+        self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
         self._parts = self._own(self.heap.signal(slots=MOST_TILES))
 
     # ---------------------------------------------------------------- all-gather
@@ -106,18 +112,20 @@ class FusedProducts(FusedBase):
         self._check_staging(name, total * a.shape[1] * a.dtype.itemsize, "the gathered rows")
         bm, bn, bk, stages = self._tiles(a, max(shares), b.shape[1], a.shape[1])
         # Chunks are whole moved tiles, and no more of them than there are words.
-        mr = min(MOVED[0], power_of_two(max(shares)), bm)
+        moved = MOVED[self._on_gpu]
+        mr = min(moved[0], power_of_two(max(shares)), bm)
         chunk = max(power_of_two(-(-max(shares) // MOST_CHUNKS)), min(bm, power_of_two(max(shares))), mr)
         first = sum(shares[:me])
         last = first + shares[me]
         cut = [
-            part.partition((bm, bn)).persistent(programs=self.programs, swizzle=8, spare=self.movers)
-            for part in (c[first:last], c[last:], c[:first])
+            part.partition((bm, bn)).persistent(programs=self.programs, swizzle=8, spare=spare)
+            for part, spare in ((c[first:last], self.movers), (c[last:], 0), (c[:first], 0))
         ]
         launch = fused_kernels.gather_gemm(
-            *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (total, a.shape[1])), self._arrived,
-            self._turn, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr,
-            MC=min(MOVED[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
+            *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
+            self._calls, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr,
+            MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
+            AT_ONCE=self._on_gpu and b.shape[1] >= WORTH_WAITING * (self.group.size - 1),
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -163,8 +171,9 @@ class FusedProducts(FusedBase):
         bm, bn, bk, stages = self._tiles(a, max(shares), columns, max(inners))
         inbox = self._inbox(name, max(shares), columns, bm, bn)
         launch = fused_kernels.gemm_scatter(
-            c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
-            self._starts(shares), self._number(shares, inners, columns), BK=bk, STAGES=stages,
+            c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8), a, b, self._hello, inbox,
+            self._arrived, self._calls, self._starts(shares), self._number(shares, inners, columns), BK=bk,
+            STAGES=stages, EVEN=len(set(shares)) == 1,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -194,7 +203,7 @@ class FusedProducts(FusedBase):
         inbox = self._inbox(name, m, columns, bm, bn)
         launch = fused_kernels.gemm_reduce(
             c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
-            self._number(m, inners, columns), BK=bk, STAGES=stages,
+            self._calls, self._number(m, inners, columns), BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -217,22 +226,21 @@ class FusedProducts(FusedBase):
             )
 
     def _inbox(self, name: str, rows: int, columns: int, bm: int, bn: int) -> Any:
-        """The staging as tiles: for each tile of a rank's result one from every rank."""
+        """The staging as [2 ranks, rows, columns] in whole tiles: of two calls, what every rank sends."""
         tiles = -(-rows // bm) * -(-columns // bn)
         if tiles > MOST_TILES:
             raise ArgumentError(
                 f"{name}: expected a result of at most {MOST_TILES} tiles of {bm} x {bn} for a rank, got {tiles}; "
                 "split the columns of b"
             )
-        shape = (max(tiles, 1) * self.group.size, bm, bn)
-        self._check_staging(name, shape[0] * bm * bn * self.partials.itemsize, "the parts of the sum")
+        shape = (2 * self.group.size, max(-(-rows // bm), 1) * bm, max(-(-columns // bn), 1) * bn)
+        self._check_staging(name, prod(shape) // 2 * self.partials.itemsize, "the parts of the sum")
         return self._seen_as(self._staging, self.partials, shape)
 
     def _tiles(self, a: Tensor, rows: int, columns: int, inner: int) -> tuple[int, int, int, int]:
         """Rows, columns and inner extent of a tile, and buffers: as measured for products, no larger than these."""
-        on_gpu = self.device.driver.kind is DriverKind.CUDA
         way = choose_product(self.device.target or "cpu", a.dtype.name, rows)
-        least = LEAST_ON_GPU if on_gpu else 1
+        least = LEAST_ON_GPU if self._on_gpu else 1
         extents = zip(self.tile or (*way.tile, way.inner), (rows, columns, inner), strict=True)
         bm, bn, bk = (max(min(most, power_of_two(n)), least) for most, n in extents)
         return bm, bn, bk, way.stages

@@ -28,6 +28,8 @@ FLOATS = (f32, f16, bf16)
 """Types of factors and rows. Sums are f32."""
 OVERHEAD_BYTES = 1 << 18
 """Of a heap that the communicator makes: for words, and for what alignment leaves."""
+GPU_MOVERS = 16
+"""Programs that move data on a GPU, where nothing else was asked for: so many fill the link (339 of 360 GB/s)."""
 MOST_WORKERS = 256
 """Programs that compute, at most: words are laid out for so many."""
 
@@ -79,23 +81,33 @@ class FusedBase(Communicator):
     """The part of a communicator that does not depend on what it computes.
 
     `where`: a group, which then gets a heap of its own, or a heap. `movers` programs of each launch move data, and
-    `workers` compute (default: what the device gives each rank).
+    `workers` compute (default: what the device gives each rank, on a GPU `crowd` for each of its multiprocessors).
     """
 
     def __init__(
-        self, where: Group | SymmetricHeap, *, staging_bytes: int, movers: int, workers: int | None, agreed: object
+        self,
+        where: Group | SymmetricHeap,
+        *,
+        staging_bytes: int,
+        movers: int | None,
+        workers: int | None,
+        agreed: object,
+        crowd: int = 1,
     ) -> None:
         name = type(self).__name__
         self._name = name
         self.group = group = where if isinstance(where, Group) else where.group
         device = current_device() if isinstance(where, Group) else where.device
-        check_count(f"{name}: movers", movers, 0)
+        if movers is not None:
+            check_count(f"{name}: movers", movers, 0)
         if workers is not None and check_count(f"{name}: workers", workers) > MOST_WORKERS:
             raise ArgumentError(f"{name}: workers: expected at most {MOST_WORKERS}, got {workers}")
-        on_gpu = device.driver.kind is DriverKind.CUDA
+        self._on_gpu = on_gpu = device.driver.kind is DriverKind.CUDA
         own, _ = meet(group, device, name)
+        if movers is None:
+            movers = min(GPU_MOVERS, max(1, own // 4)) if on_gpu else 1
         if workers is None:
-            workers = min(max(1, own - movers if on_gpu else own), MOST_WORKERS)
+            workers = min(max(1, crowd * own - movers if on_gpu else own), MOST_WORKERS)
         self.movers, self.workers = movers, workers
         self.programs = movers + workers
         """Programs of every launch: the first `movers` of them move data."""

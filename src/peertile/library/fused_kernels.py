@@ -1,10 +1,12 @@
 """The kernels of products fused with communication, in the public language. `fused.py` checks and launches them.
 
-Each is one launch on every rank, with the same number of programs. Nothing waits on the host.
+Each is one launch on every rank, with the same number of programs. Nothing waits on the host, and nobody waits for
+the others before there is something to wait for.
 
-How memory that peers write is reused, the invariant of all three: a rank writes into the staging of a peer only
-after it has met it in `hello`. Whoever is met has begun this call, so its programs of all calls before have ended, and
-with them their reads of its staging. A call ends, for each rank alone, when its own output is there.
+How memory that peers write is reused, the invariant of all of them: what is sent has two places, which take turns from
+call to call. In call e a rank writes into its peers' place e % 2, which call e - 2 used last. A call ends only when
+every peer has said that it has begun the same one (`greet` and `check`), so whoever is in call e knows that all others
+have begun call e - 1, and have ended call e - 2 with all that it read. Calls are counted in device memory.
 """
 
 # Kernels: tiles have operators in the kernel language, not in Python.
@@ -16,6 +18,11 @@ from peertile.kernel import kernel
 
 __all__ = ["gather_gemm", "gemm_reduce", "gemm_scatter"]
 
+DIFFERENT = (
+    "a peer called this with other shapes, or other numbers of rows; launch the same kernel with the same of them on "
+    "every rank"
+)
+
 
 def meet(hello: T.Mailbox, agreed: T.Tile) -> None:
     """Every rank is here, and called the same: `agreed` stands for what has to be equal, by a number from 0 on."""
@@ -25,10 +32,28 @@ def meet(hello: T.Mailbox, agreed: T.Tile) -> None:
             pass
 
 
-def product(a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, BM: int, BN: int, BK: int, STAGES: int) -> T.Tile:
-    """Tile (m, n) of a @ b, f32."""
+def greet(hello: T.Mailbox, agreed: T.Tile) -> None:
+    """Tells the others that this rank has begun, and what it called: `agreed` stands for all that has to be equal."""
+    hello.post(T.reshape(agreed.astype(T.u64), (1,)))
+
+
+def check(hello: T.Mailbox, agreed: T.Tile) -> None:
+    """The others have begun, and called the same: before anything is waited for that they would not send else."""
+    for theirs in hello.collect():
+        T.assert_(T.all(theirs == agreed.astype(T.u64)), DIFFERENT)  # noqa: PT009 - of the kernel language
+
+
+def last_tile(a: T.Shared, BM: int, BK: int) -> T.Tile:
+    """The index of the last tile of rows of `a`; 0 where there is none."""
+    return T.maximum(a.num_tiles((BM, BK))[0] - 1, 0)
+
+
+def product(
+    a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, steps: T.Tile, BM: int, BN: int, BK: int, STAGES: int
+) -> T.Tile:
+    """Tile (m, n) of a @ b, f32, for the `steps` tiles of the inner axis."""
     acc = T.zeros((BM, BN), T.f32)
-    for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
+    for k in T.range(steps, stages=STAGES):
         acc = T.mma(a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc)
     return acc
 
@@ -56,6 +81,32 @@ def send_rows(
             T.st(arrived, epoch, (k, me), rank=to, order=T.release)
 
 
+def send_all_rows(
+    a: T.Shared, gathered: T.Peer, arrived: T.Peer, start: T.Tile, round: T.Tile, MR: int, MC: int, MOVERS: int
+) -> None:
+    """As send_rows, announced as a whole: the mover that ends last says so, as the others have told it by a count in
+    this rank's memory. Two rows of `arrived` are for this: the last one has the counts, that before it what is said.
+    """
+    me, n = gathered.rank, gathered.num_ranks
+    rows, inner = a.shape
+    said = arrived.shape[0] - 2
+    for d in T.range(1, n):
+        to = (me + n - d) % n
+        there = gathered.at(to).slice((start, 0), (rows, inner))
+        for i in T.range(T.program_id(0), T.cdiv(rows, MR), MOVERS):
+            for j in T.range(T.cdiv(inner, MC)):
+                there.store((i, j), a.load((i, j), (MR, MC)))
+        ended = T.atom_add(arrived.local, 1, (said + 1, to), order=T.acq_rel) + 1
+        if ended == round * MOVERS:
+            T.st(arrived, round, (said, me), rank=to, order=T.release)
+
+
+def wait_for_all_rows(arrived: T.Peer, round: T.Tile, first: T.Tile, last: T.Tile) -> None:
+    """Until all rows of the ranks from `first` on, before `last`, have come."""
+    for r in T.range(first, last):
+        T.wait_at_least(arrived.local, round, (arrived.shape[0] - 2, r))
+
+
 def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile, high: T.Tile, CHUNK: int) -> None:
     """Until rows [low, high) of what is gathered have come: chunk by chunk, of whichever ranks have some of them.
 
@@ -75,100 +126,172 @@ def gather_gemm(
     own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox,
     gathered: T.Peer, arrived: T.Peer, turn: T.Peer, starts: T.Shared, agreed: T.i64,
     CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
-    BK: T.Const[int], STAGES: T.Const[int],
+    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool],
 ) -> None:  # fmt: skip
     """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank, of those after it, of
-    those before it. A few programs send, the others compute what they have: one's own rows first."""
-    p = T.program_id(0)
+    those before it. A few programs send first, the others compute what they have: one's own rows.
+
+    With AT_ONCE a part is begun when all of its rows are there, which leaves the loop over its tiles free of waits, so
+    that the loads of the next tile overlap the end of this one; else each tile waits for its own rows.
+    """
+    p, P = T.program_id(0), T.num_programs(0)
     me, n = gathered.rank, gathered.num_ranks
-    epoch = T.ld(turn.local, (p,)) + 1
+    epoch = T.ld(turn.local, (p, 0)) + 1
+    round = T.ld(turn.local, (p, 1)) + 1
     BM, BN = own.tile_shape
     start, stop = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
     total, inner = T.ld(starts, (n,)), a.shape[1]
+    steps = a.num_tiles((BM, BK))[1]
+    place = epoch % 2 * total
+    greet(hello, agreed)
     if p < MOVERS:
-        meet(hello, agreed)
-        send_rows(a, gathered, arrived, start, epoch, CHUNK, MR, MC, MOVERS)
+        if AT_ONCE:
+            send_all_rows(a, gathered, arrived, place + start, round, MR, MC, MOVERS)
+        else:
+            send_rows(a, gathered, arrived, place + start, epoch, CHUNK, MR, MC, MOVERS)
     for tile in own.tiles():
-        tile.store(product(a, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
-    later = gathered.local.slice((stop, 0), (total - stop, inner))
-    for tile in after.tiles():
-        low = stop + tile.index[0] * BM
-        wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
-        tile.store(product(later, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
-    earlier = gathered.local.slice((0, 0), (start, inner))  # one's own rows, which follow, are not in there
-    for tile in before.tiles():
-        low = tile.index[0] * BM
-        wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
-        tile.store(product(earlier, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES).astype(own.dtype))
-    T.st(turn.local, epoch, (p,))
+        tile.store(product(a, b, tile.index[0], tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    check(hello, agreed)
+    # The programs that got one tile more of the first part come last, and before them those that have been sending.
+    dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
+    later = gathered.local.slice((place + stop, 0), (total - stop, inner))
+    end = last_tile(later, BM, BK)
+    if AT_ONCE:
+        wait_for_all_rows(arrived, round, me + 1, n)
+        for tile in after.tiles(dealt=dealt):
+            m = T.minimum(tile.index[0], end)
+            tile.store(product(later, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    else:
+        for tile in after.tiles(dealt=dealt):
+            low = stop + tile.index[0] * BM
+            wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
+            m = T.minimum(tile.index[0], end)
+            tile.store(product(later, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    dealt += after.num_tiles()[0] * after.num_tiles()[1]
+    earlier = gathered.local.slice((place, 0), (start, inner))  # one's own rows, which follow, are not in there
+    end = last_tile(earlier, BM, BK)
+    if AT_ONCE:
+        wait_for_all_rows(arrived, round, T.i64(0), me)
+        for tile in before.tiles(dealt=dealt):
+            m = T.minimum(tile.index[0], end)
+            tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    else:
+        for tile in before.tiles(dealt=dealt):
+            low = tile.index[0] * BM
+            wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
+            m = T.minimum(tile.index[0], end)
+            tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    T.st(turn.local, epoch, (p, 0))
+    if AT_ONCE:
+        T.st(turn.local, round, (p, 1))
 
 
 # ---------------------------------------------------------------- product + reduction
 
 
+def wait_for_part(
+    arrived: T.Peer, starts: T.Shared, epoch: T.Tile, source: T.Tile, t: T.Tile, BM: int, columns: T.Tile
+) -> None:
+    """Until tile `t` of this rank's rows has come from rank `source`: which of its programs makes it follows from how
+    it deals, to the ranks behind it in turn."""
+    me, n = arrived.rank, arrived.num_ranks
+    before = T.i64(0)
+    for d in T.range(1, (me + n - source) % n):
+        to = (source + d) % n
+        before += T.cdiv(T.ld(starts, (to + 1,)) - T.ld(starts, (to,)), BM) * columns
+    T.wait_at_least(arrived.local, epoch, ((before + t) % T.num_programs(0), source))
+
+
 @kernel
 def gemm_scatter(
-    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal, starts: T.Shared,
-    agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int],
+    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, arrived: T.Peer, turn: T.Peer,
+    starts: T.Shared, agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int], EVEN: T.Const[bool],
 ) -> None:  # fmt: skip
     """The rows of this rank in the sum over the ranks of a @ b. What others own is computed first and goes straight
-    into their inbox; one's own comes last, when the others' parts have had time to arrive. Summed in rank order.
+    into their inbox; one's own comes last, when the others' parts have had time to arrive, which are added from the next rank round.
 
-    The inbox has (tiles of a rank · ranks) tiles (BM, BN); the signal has a slot for each tile.
+    The inbox [2 ranks, rows, columns] has the parts of two calls from every rank. A program says once, to each rank,
+    that all it computed for that one is there: the loop over its tiles has nothing to wait for. EVEN: all ranks have
+    as many tiles, so those of others are cut as one's own.
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = inbox.rank, inbox.num_ranks
+    epoch = T.ld(turn.local, (p, 0)) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     inner = a.shape[1]
-    meet(hello, agreed)
+    steps = a.num_tiles((BM, BK))[1]
+    place = epoch % 2 * n
+    mine = place + me
+    greet(hello, agreed)
+    dealt = T.i64(0)
     for d in T.range(1, n):
         to = (me + d) % n
         first, last = T.ld(starts, (to,)), T.ld(starts, (to + 1,))
         theirs = a.slice((first, 0), (last - first, inner))
-        for t in T.range(p, T.cdiv(last - first, BM) * columns, P):
-            part = product(theirs, b, t // columns, t % columns, BM, BN, BK, STAGES)
-            inbox.at(to).store((t * n + me, 0, 0), T.reshape(part.astype(inbox.dtype), (1, BM, BN)))
-            parts.notify(to=to, slot=t)
+        there = inbox.at(to)
+        tiles = T.cdiv(last - first, BM) * columns
+        if EVEN:
+            end = last_tile(theirs, BM, BK)
+            for tile in out.tiles(dealt=dealt):
+                m = T.minimum(tile.index[0], end)
+                part = product(theirs, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(inbox.dtype)
+                there.store((mine, tile.index[0], tile.index[1]), T.reshape(part, (1, BM, BN)))
+        else:
+            for t in T.range((p + P - dealt % P) % P, tiles, P):
+                part = product(theirs, b, t // columns, t % columns, steps, BM, BN, BK, STAGES).astype(inbox.dtype)
+                there.store((mine, t // columns, t % columns), T.reshape(part, (1, BM, BN)))
+        T.st(arrived, epoch, (p, me), rank=to, order=T.release)
+        dealt += tiles
     first, last = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
-    mine = a.slice((first, 0), (last - first, inner))
-    for tile in out.tiles():
-        t = tile.index[0] * columns + tile.index[1]
-        part = product(mine, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES)
-        acc = T.zeros((BM, BN), T.f32)
-        for r in T.ranks():
-            if r == me:
-                acc += part
-            else:
-                parts.wait(r, slot=t)
-                acc += T.reshape(inbox.local.load((t * n + r, 0, 0), (1, BM, BN)), (BM, BN)).astype(T.f32)
+    own = a.slice((first, 0), (last - first, inner))
+    end = last_tile(own, BM, BK)
+    check(hello, agreed)
+    here = inbox.local
+    turned = (p + P - dealt % P) % P
+    for tile in out.tiles(dealt=dealt):
+        m, c = tile.index
+        acc = product(own, b, T.minimum(m, end), c, steps, BM, BN, BK, STAGES)
+        t = turned if EVEN else m * columns + c  # as the others count it
+        for r in T.peers():
+            wait_for_part(arrived, starts, epoch, r, t, BM, columns)
+            acc += T.reshape(here.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
+        turned += P
+    T.st(turn.local, epoch, (p, 0))
 
 
 @kernel
 def gemm_reduce(
-    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal,
+    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal, turn: T.Peer,
     agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int],
 ) -> None:  # fmt: skip
     """The sum over the ranks of a @ b, the same bits on every rank: each part goes to everybody as soon as it is
-    computed, and everybody adds the same numbers in the same order. Inbox and signal as of gemm_scatter."""
+    computed, and everybody adds the same numbers in the same order. The inbox is as of gemm_scatter; the signal has a
+    slot for each tile."""
+    p = T.program_id(0)
     me, n = inbox.rank, inbox.num_ranks
+    epoch = T.ld(turn.local, (p, 0)) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
-    meet(hello, agreed)
+    steps = a.num_tiles((BM, BK))[1]
+    place = epoch % 2 * n
+    greet(hello, agreed)
     for tile in out.tiles():
-        t = tile.index[0] * columns + tile.index[1]
-        part = product(a, b, tile.index[0], tile.index[1], BM, BN, BK, STAGES)
+        m, c = tile.index
+        part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
         piece = T.reshape(part.astype(inbox.dtype), (1, BM, BN))
-        inbox.local.store((t * n + me, 0, 0), piece)
+        inbox.local.store((place + me, m, c), piece)
         for r in T.peers():
-            inbox.at(r).store((t * n + me, 0, 0), piece)
-            parts.notify(to=r, slot=t)
+            inbox.at(r).store((place + me, m, c), piece)
+            parts.notify(to=r, slot=m * columns + c)
+    check(hello, agreed)
     for tile in out.tiles():
-        t = tile.index[0] * columns + tile.index[1]
+        m, c = tile.index
         acc = T.zeros((BM, BN), T.f32)
         for r in T.ranks():
             if r != me:
-                parts.wait(r, slot=t)
-            acc += T.reshape(inbox.local.load((t * n + r, 0, 0), (1, BM, BN)), (BM, BN)).astype(T.f32)
+                parts.wait(r, slot=m * columns + c)
+            acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
+    T.st(turn.local, epoch, (p, 0))

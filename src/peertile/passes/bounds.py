@@ -167,25 +167,34 @@ class _Bounds:
         while (loop := _hoistable(place, want.view)) is not None:
             if index is loop.blocks[0].args[0] and not hoisted and constant_of(loop.operands[2]) == 1:
                 low, high = loop.operands[0], loop.operands[1]
-            elif not all(_defined_outside(v, loop) for v in (low, high, *(x for h in hoisted for x in h.operands[:2]))):
+            elif not all(_known_outside(v, loop) for v in (low, high, *(x for h in hoisted for x in h.operands[:2]))):
                 break
             hoisted.append(loop)
             place = loop
         assert place.parent is not None
         s = Scalars(Builder(place.parent, op.loc, place))
+
+        def here(v: Value) -> Value:
+            """A constant may be written inside of the loop."""
+            number = constant_of(v)
+            assert isinstance(v.type, TileType)
+            return v if number is None or not hoisted else s.const(number, v.type)
+
         # Inside a loop the view may be a peer's; outside, its symmetric object has the same extents.
         source = want.view if hoisted else view
         tiles = s.b.value(ops.NumTiles, (source,), INDEX, axis=want.axis, size=want.size)
         limit = s.binary(Binary.MAX, tiles, 1)
         if low is high:
-            got, inside = index, s.inside(index, limit)
+            got = here(index)
+            inside = s.inside(got, limit)
         else:
             # The whole range of the loop: lo >= 0 and hi <= limit.
+            low, high = here(low), here(high)
             at_least, at_most = s.compare(Compare.GE, low, 0), s.compare(Compare.LE, high, limit)
             got, inside = s.sub(high, 1), s.binary(Binary.AND, at_least, at_most)
         for trips in hoisted:
             # A loop without a trip accesses nothing.
-            empty = s.compare(Compare.GE, *trips.operands[:2])
+            empty = s.compare(Compare.GE, *map(here, trips.operands[:2]))
             inside = s.binary(Binary.OR, inside, empty)
         message = f"tile index of axis {want.axis} of {self.name(want.view)} is out of bounds"
         s.b.emit(ops.Check, (inside, got, limit), kind=CheckKind.BOUNDS, message=message)
@@ -228,8 +237,27 @@ def _limits(v: Value) -> Iterator[_Limit]:
     elif isinstance(op, ops.Select):
         b = set(_limits(op.operands[2]))
         yield from (k for k in _limits(op.operands[1]) if k in b)
+    elif isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MAX:
+        # max(num_tiles - 1, 0): the last tile; of a view without any the one that is all padding.
+        for less, zero in (op.operands, op.operands[::-1]):
+            if constant_of(zero) == 0 and _is_one_less(less):
+                assert less.op is not None
+                yield from _at_most(less.op.operands[0])
     elif (loop := _loop_of(v)) is not None:
         yield from _at_most(loop.operands[1])
+
+
+def _is_one_less(v: Value) -> bool:
+    """Whether `v` is a number of tiles less 1."""
+    op = v.op
+    return (
+        isinstance(op, ops.BinaryOp)
+        and (
+            (op.attrs["fn"] is Binary.SUB and constant_of(op.operands[1]) == 1)
+            or (op.attrs["fn"] is Binary.ADD and constant_of(op.operands[1]) == -1)
+        )
+        and isinstance(op.operands[0].op, ops.NumTiles)
+    )
 
 
 def _at_most(v: Value) -> Iterator[_Limit]:
@@ -278,6 +306,8 @@ def _bits(v: Value, depth: int = 0) -> int | None:
     if isinstance(op, ops.Select):
         a, b = (_bits(x, depth + 1) for x in op.operands[1:])
         return None if a is None or b is None else max(a, b)
+    if isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MAX and any(_is_one_less(x) for x in op.operands):
+        return _EXTENT_BITS
     if isinstance(op, ops.BinaryOp):
         a, b = (_bits(x, depth + 1) for x in op.operands)
         found = None if a is None or b is None else _BITS_OF.get(op.attrs["fn"], lambda a, b: 64)(a, b)
@@ -333,6 +363,11 @@ def _hoistable(op: Op, view: Value) -> ops.For | None:
         return None
     # A wait in the loop may never end: the fault must not come before it.
     return None if Effect.WAIT in loop.effects else loop
+
+
+def _known_outside(v: Value, loop: Op) -> bool:
+    """Whether `v` is a constant, or defined outside of `loop`."""
+    return constant_of(v) is not None or _defined_outside(v, loop)
 
 
 def _defined_outside(v: Value, loop: Op) -> bool:

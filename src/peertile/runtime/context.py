@@ -156,6 +156,13 @@ class ExecutionContext:
         """Keep objects alive until the work is over; in a capture, as long as the graph."""
         (self.keep if self.recording is None else self.recording.keep).extend(owners)
 
+    def keep_launch(self, maker: Maker) -> None:
+        """Keep what a launch is told by, its binary and arguments among it; outside of a capture `launch` does."""
+        if self.recording is not None:
+            self.recording.keep.append(maker)
+        elif self.on_caller:
+            self.keep.append(maker)
+
     def lease(self, uses: Sequence[Use], name: str, site: Site | None = None) -> Lease | None:
         """Take the right to use byte ranges, before enqueueing what uses them. LeaseError names both sides.
 

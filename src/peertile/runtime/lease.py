@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
     from peertile.runtime.stream import Stream
 
-__all__ = ["Claim", "Lease", "LeaseTable", "Standing", "check_unique", "claims_lock"]
+__all__ = ["Claim", "Lease", "LeaseTable", "check_unique", "claims_lock"]
 
 
 class Claim(Protocol):
@@ -211,30 +211,6 @@ class LeaseTable:
                     continue
                 if not other.is_done():
                     raise LeaseError(_message(use, lease, theirs, other))
-
-
-class Standing:
-    """A lease of one who does the same on the same stream again and again: entered before each time, left after it."""
-
-    __slots__ = ("_uses", "lease")
-
-    def __init__(self, name: str, stream: Stream, uses: Sequence[Use]) -> None:
-        self.lease = Lease(name, stream, None, uses)
-        self._uses = uses
-
-    def enter(self, site: Site | None) -> bool:
-        """Whether the lease is held now, or else a new one is needed; LeaseError as for a new one."""
-        lease = self.lease
-        if lease.left:  # another thread is at it
-            return False
-        lease.site, lease.uses = site, self._uses
-        lease.stream.device.leases.claim(lease)
-        return True
-
-    def leave(self) -> bool:
-        """Give it back; whether it can be entered again."""
-        self.lease.stream.device.leases.release((self.lease,))
-        return True
 
 
 def _conflict(use: Use, theirs: Use) -> bool:

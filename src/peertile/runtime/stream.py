@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peertile.runtime.lease import Claim
     from peertile.runtime.recording import Recording
 
-__all__ = ["Event", "Stream", "leaked_submissions", "live_submissions"]
+__all__ = ["Event", "Stream", "abandon", "leaked_submissions", "live_submissions"]
 
 _ids = itertools.count(1)
 
@@ -190,6 +190,16 @@ def leaked_submissions() -> int:
 def leak(context: ExecutionContext | Launched) -> None:
     """Keep everything that a submission owns: nothing proves that the device is done with it."""
     _live.leaked.append(context)
+
+
+def abandon(device: Device) -> None:
+    """Forget the submissions of a device that has ended, as a simulated one does with its run: nothing runs there any
+    more that could use what they own."""
+    for stream in [s for s in list(_live.streams) if s.device is device]:
+        with stream.lock:
+            stream.inflight.clear()
+            _live.streams.discard(stream)
+    _live.leaked[:] = [context for context in _live.leaked if context.device is not device]
 
 
 class Event:

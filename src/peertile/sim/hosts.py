@@ -78,6 +78,7 @@ class Host(Agent):
         finally:
             machine.host = None
         if self.thread.dead:
+            self.thread = None  # a dead one still holds what it ran, out of sight of the collector
             self.ready = False
             self.done = True
             if isinstance(self.error, Found | KeyboardInterrupt):
@@ -115,7 +116,8 @@ class Host(Agent):
 
     def stop(self) -> None:
         """End the thread where it stands: its cleanup runs, and may not wait."""
-        if self.thread is None or self.thread.dead or not self.thread:  # ended, or never started
+        if self.thread is None or not self.thread:  # ended, or never started
+            self.thread = None
             return
         if self.machine.show is not None:
             self.machine.show(self.rank)
@@ -125,3 +127,4 @@ class Host(Agent):
             self.thread.throw()
         finally:
             self.machine.host = None
+            self.thread = None

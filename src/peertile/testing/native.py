@@ -113,24 +113,54 @@ def _run_on_copies(
 ) -> FaultRecord | None:  # fmt: skip
     """The same with copies of the arrays on the device, which go back into the arrays after the launch."""
     module = device.driver.load_module(binary)
-    # By the parameter, not the argument: a scalar may come as an array of rank 0, and travels by value.
-    scalar = [isinstance(p.type, TileType) for p in kernel.params]
-    placed = [None if by_value else _Placed(device, a) for by_value, a in zip(scalar, args, strict=True)]
+    copies = _Copies(device)
     try:
-        block = b"".join(
-            pack_argument(p.type, a) if place is None else place.pack(p.type)
-            for p, a, place in zip(kernel.params, args, placed, strict=True)
-        )
+        block = b"".join(copies.pack(p.type, a) for p, a in zip(kernel.params, args, strict=True))
         record = device.driver.launch_sync(device.default_stream.handle, module, grid, block, options)
-        for place in placed:
-            if place is not None:
-                place.fetch()
+        copies.fetch()
         return record
     finally:
         device.driver.unload_module(module)
-        for place in placed:
-            if place is not None:
-                device.driver.free(place.memory)
+        copies.free()
+
+
+class _Copies:
+    """The arrays of the arguments of one rank on a device: memory that arguments share here, they share there."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._placed: dict[int, _Placed] = {}
+
+    def pack(self, t: Type, value: Any) -> bytes:
+        """The slots of one argument. By the type and not the value: a scalar may come as an array of rank 0."""
+        if isinstance(t, ObjectType):
+            return b"".join(self.pack(ft, value[name]) for name, ft in t.fields.items())
+        if isinstance(t, TileType):
+            return pack_argument(t, value)
+        own = value[0] if isinstance(value, PerRank) else value
+        address = self._address(own)
+        if isinstance(t, SymmetricType):
+            table = self._address(np.array([0, 1, address], np.int64))
+            return struct.pack("<2q", table, 0) + _extents(own)
+        return struct.pack("<q", address) + (b"" if isinstance(t, PointerType) else _extents(own))
+
+    def _address(self, array: np.ndarray[Any, np.dtype[Any]]) -> int:
+        whole = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        place = self._placed.get(id(whole))  # which the place keeps alive
+        if place is None:
+            place = self._placed[id(whole)] = _Placed(self._device, whole)
+        return place.address_of(array)
+
+    def fetch(self) -> None:
+        """Bring the bytes back."""
+        for place in self._placed.values():
+            place.fetch()
+
+    def free(self) -> None:
+        for place in self._placed.values():
+            self._device.driver.free(place.memory)
 
 
 class _Placed:
@@ -150,14 +180,9 @@ class _Placed:
             driver = self._device.driver
             self._device.wait_ticket(driver.copy(self._device.default_stream.handle, dst, src, self._nbytes))
 
-    def pack(self, t: Type) -> bytes:
-        """The slots of the argument."""
-        array = self._array
-        address = self._at + array.ctypes.data - self._low
-        if isinstance(t, PointerType):
-            return struct.pack("<q", address)
-        strides = (s // array.itemsize for s in array.strides)
-        return struct.pack(f"<{1 + 2 * array.ndim}q", address, *array.shape, *strides)
+    def address_of(self, array: np.ndarray[Any, np.dtype[Any]]) -> int:
+        """Where the first element of a view of it is."""
+        return self._at + array.ctypes.data - self._low
 
     def fetch(self) -> None:
         """Bring the bytes back."""

@@ -102,6 +102,7 @@ def run_interpreted(kernel: Kernel, grid: int | tuple[int, ...], args: Sequence[
         scope.set_attr(type(builder), "create_inline_asm", _asm(tl, interpreter))
         scope.set_attr(type(builder), "create_fp_to_fp", _fp_to_fp(tl, interpreter, builder))
         scope.set_attr(type(builder), "create_fma", _fma(interpreter))
+        scope.set_attr(interpreter, "_interpreter", _contiguously(interpreter._interpreter))
         scope.set_attr(type(builder), "create_atomic_rmw", _atomic_rmw(interpreter, builder))
         builder.set_grid_dim(context.programs, 1, 1)
         with np.errstate(all="ignore"):
@@ -224,6 +225,18 @@ def _fma(interpreter: Any) -> Any:
     return fused
 
 
+def _contiguously(native: Any) -> SimpleNamespace:
+    """The native part of the interpreter, which takes every array for contiguous: what a reversed scan gives is not."""
+
+    def taking(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            return getattr(native, name)(*(np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in args))
+
+        return call
+
+    return SimpleNamespace(**{name: taking(name) for name in ("load", "store", "atomic_cas", "atomic_rmw")})
+
+
 def _atomic_rmw(interpreter: Any, builder: Any) -> Any:
     """The interpreter exchanges no floats."""
     own = type(builder).create_atomic_rmw
@@ -278,14 +291,26 @@ _WORD = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
 def _asm(tl: Any, interpreter: Any) -> Any:
+    failed: list[int] = []  # what registers hold between the checks of a program and its report
+
     def play(self: Any, text: str, constraints: str, values: list[Any], types: Any, pure: bool, pack: int) -> Any:
         numbers = [int(v.data.reshape(-1)[0]) for v in values]
         handle = interpreter.TensorHandle
-        if "CHECK_DONE" in text:
-            condition, fault, kind, program, place, got, limit = numbers
-            if not condition:
-                _record(fault, kind, program, place, got, limit)
-            return _Result(handle(np.array([condition], np.int32), tl.int32))
+        nothing = _Result(handle(np.array([0], np.int32), tl.int32))
+        if ".reg .b32 peertile_fault" in text:
+            failed.clear()
+            return nothing
+        if "@bad mov.b32 peertile_fault" in text:
+            held, tag, got, limit = numbers
+            if not held:
+                failed[:] = [tag, got, limit]
+            return nothing
+        if "REPORT_DONE" in text:
+            fault, program = numbers
+            if failed:
+                tag, got, limit = failed
+                _record(fault, tag >> 24, program, tag & 0xFFFFFF, got, limit)
+            return nothing
         if "WAIT_DONE" in text:
             pointer, expected, abort, fault, _timeout, program, place, slot = numbers[:8]
             bits = int(re.search(r"global\.b(\d+) word", text)[1])

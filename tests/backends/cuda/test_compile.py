@@ -8,17 +8,22 @@ import pytest
 from tests.backends.cuda.test_emit import gemm
 from tests.backends.cuda.util import K, N, casts, elementwise, memory_ops, parsed, view
 
+from peertile.backends.cuda import compile as compiling
 from peertile.backends.cuda import ptx, state
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.compile import compile_kernel, sass
 from peertile.backends.cuda.target import ARCHES, CudaOptions
+from peertile.backends.cuda.triton_compile import PassFailure, compile_source
 from peertile.dtypes import ALL_DTYPES, DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.errors import CompileError
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Unary
+from peertile.ir.text import parse_kernel, print_kernel
 from peertile.ir.types import INDEX, Access, TileType
 from peertile.memory_model import Scope
+from peertile.passes.pipeline import run_pipeline
 from peertile.source import Loc
+from peertile.testing.programs import random_kernel
 
 pytestmark = pytest.mark.usefixtures("triton_needed")
 
@@ -269,6 +274,36 @@ def test_what_the_assembler_refuses_is_an_error_at_the_users_line(located, monke
     assert caught.value.loc.line == 4
     captured = capfd.readouterr()
     assert ".visible .entry" not in captured.out + captured.err
+
+
+def test_where_passes_break_down_at_one_number_of_warps_another_is_taken(located, monkeypatch):
+    tried = []
+
+    def breaks_down(emitted, arch, options):
+        tried.append(emitted.num_warps)
+        if emitted.num_warps in broken:
+            raise PassFailure(f"broken at {emitted.num_warps}")
+        return compile_source(emitted, arch, options)
+
+    monkeypatch.setattr(compiling, "compile_source", breaks_down)
+    broken = {1, 4}
+    assert compile_kernel(located).num_warps == 8
+    assert tried == [1, 4, 8]
+    broken = {1, 2, 4, 8}
+    with pytest.raises(PassFailure, match="broken at 1"):
+        compile_kernel(located)
+    tried.clear()
+    with pytest.raises(PassFailure, match="broken at 4"):  # asked for
+        compile_kernel(located, options=CudaOptions(num_warps=4))
+    assert tried == [4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [57, 233])
+def test_kernels_that_triton_s_passes_broke_down_on_compile(seed):
+    """57: "operation destroyed but still has uses", at 1 and 2 warps; 233: an assertion about a gather, above 1."""
+    kernel = run_pipeline(parse_kernel(print_kernel(random_kernel(seed).kernel)))
+    assert compile_kernel(kernel).payload.startswith(b"\x7fELF")
 
 
 def test_emitting_and_importing_need_no_triton():

@@ -305,7 +305,8 @@ def test_the_parameter_buffer_is_the_argument_block_and_ten_words():
     assert (context.programs, layout.scratch_bytes(6)) == (6, 2304)
     assert not layout.fits(args)
     assert layout.fits(args[:8] + ((1 << 31) - 1).to_bytes(8, "little"))
-    assert not layout.fits(args[:8] + bytes(8))
+    assert layout.fits(args[:8] + bytes(8))
+    assert not LaunchLayout(2, extents=(0,), strides=(1,)).fits(args[:8] + bytes(8))
     assert LaunchLayout.from_json(layout.to_json()) == layout
     with pytest.raises(ValueError, match="args: expected 16 bytes for 2 slots, got 8"):
         layout.pack(args[:8], context)

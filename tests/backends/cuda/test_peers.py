@@ -57,7 +57,7 @@ def heap():
 def test_tables_of_ranks_are_read_at_the_head_once_for_each_object(heap):
     p, q = heap.zeros((256,), pt.f32), heap.zeros((256,), pt.f32)
     body = body_of(source_of(pushes.grid(1)(p, q, heap.signal(slots=1))), "pushes")
-    reads = re.findall(r"tl\.load\((\w+_table) \+ (\d)\)", body)
+    reads = re.findall(r"tl\.load\((\w+_table) \+ (\d), volatile=True\)", body)
     one = [("0", "1", "2", "3")]
     assert [tuple(n for table, n in reads if table == name) for name in ("p_table", "q_table")] == one * 2
     assert {table for table, _ in reads} == {"p_table", "q_table", "ready_arrived_table"}
@@ -94,6 +94,27 @@ def test_a_patient_load_is_bounded_and_looks_at_all_its_elements_in_each_turn(pa
     assert again.count("ld.relaxed.sys.global.b64") == pack
     assert f"mov.b32 count, {ptx.LOOKS};" in text
     assert f"pack={pack}" in text
+    assert again.lstrip().startswith(ptx.ROLLED)  # unrolled whole, each look would fetch instructions of its own
+
+
+def test_a_patient_load_of_places_that_fill_ends_when_none_is_empty():
+    name, text = ptx.patient_load_tile(Order.RELAXED, Scope.SYSTEM, 64, 2, Cmp.NE)
+    assert name == "_ld_patient_ne_relaxed_sys_b64_x2"
+    assert text.count("setp.eq.b64 ok, $0, $4;") == text.count("setp.eq.b64 ok, $1, $5;") == 1
+    assert "not.b64 $0, $4;" in text  # what is not active has come
+
+
+def test_polls_of_waits_are_not_unrolled():
+    _, text = ptx.wait(ptx.Poll((u64,), Cmp.AT_LEAST, Order.ACQUIRE, Scope.SYSTEM))
+    assert text.count(ptx.ROLLED) == 2
+
+
+def test_whether_all_has_come_is_asked_by_one_barrier(heap):
+    words, out = heap.zeros((256,), pt.u64), pt.zeros((256,), pt.f32)
+    body = body_of(source_of(flagged(out.partition(256), words)), "flagged")
+    assert body.index("_verdict()") < body.index("while ") < body.index("_judge_x1(") < body.index("= _agree()")
+    fast = body.split("= _agree()")[0].split("while ")[1]
+    assert "tl.reduce" not in fast.replace("tl.reduce(_ld_patient", "")  # but for the copies of small tiles
 
 
 def test_a_wait_reads_neither_clock_nor_host_memory_before_its_first_looks():

@@ -63,9 +63,10 @@ def test_arguments_that_bulk_copies_cannot_take_get_a_kernel_without_them(device
     empty, c = pt.zeros((8, 0), pt.bf16), pt.zeros((8, 64), pt.bf16)
     assert product(c.partition((128, 128)).persistent(), a, b).compiled().binary.layout.extents
     op = product(c.partition((128, 128)).persistent(), empty, pt.zeros((0, 64), pt.bf16))
-    spec, _, args = op._prepare()
+    ready = op._prepare()
+    spec = ready.spec
     assert spec.binary.layout.extents == ()
-    assert spec.binary.fits(args)
+    assert spec.binary.fits(ready.args)
     assert op.bound.spec is spec
 
 

@@ -74,11 +74,12 @@ def _compiled(kernel: Kernel, arch: str, options: CudaOptions) -> tuple[Emitted,
         if options.num_warps is not None:  # asked for
             raise
         first = error
-    for warps in (w for w in _OTHER_WARPS if w != emitted.num_warps):
-        chosen = replace(options, num_warps=warps)
-        with contextlib.suppress(PassFailure):
-            emitted = emit_kernel(kernel, arch, chosen)
-            return emitted, compile_source(emitted, arch, chosen)
+    for warps in _OTHER_WARPS:
+        if warps != emitted.num_warps:
+            chosen = replace(options, num_warps=warps)
+            with contextlib.suppress(PassFailure):
+                other = emit_kernel(kernel, arch, chosen)
+                return other, compile_source(other, arch, chosen)
     raise first
 
 

@@ -107,7 +107,12 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     overlap = options.overlap and _may_overlap(kernel, arch)
     if overlap:
         e.w.line(e.call_ptx(ptx.follow()))
+    checks = any(isinstance(op, ops.Check) for op in walk(kernel.body))
+    if checks:
+        e.w.line(e.call_ptx(ptx.faults()))
     emit_body(e)
+    if checks:
+        e.w.line(e.call_ptx(ptx.report(), "_fault", "_program"))
     e.w.close()
     return replace(_assemble(e, entry, parameters, warps, stages), overlap=overlap)
 
@@ -164,9 +169,11 @@ def _bind(e: Emitter, name: str, t: Type, found: list[Parameter], root: Root) ->
     if isinstance(t, SymmetricType):
         table = _add(e, found, f"{name}_table", "*i64", 8)
         offset = _add(e, found, f"{name}_offset", "i64", t.align)
+        first = len(found)
         extents, strides = _extents_and_strides(e, found, name, t)
         # Two symmetric parameters may be one object; fields of communication objects are their own.
-        return Symmetric(t, table, offset, extents, strides, root if len(root) > 1 else ("peer",))
+        own = root if len(root) > 1 else ("peer",)
+        return Symmetric(t, table, offset, extents, strides, own, tuple(range(first, len(found))))
     if isinstance(t, PointerType):
         return _pointer(e, found, name, t)
     if isinstance(t, TileType):

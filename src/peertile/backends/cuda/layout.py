@@ -78,12 +78,13 @@ class LaunchLayout:
         if not self.extents:
             return True
         words = struct.unpack_from(f"<{self.n_slots}q", args)
-        return all(1 <= words[k] <= _MAX_EXTENT for k in self.extents) and all(
+        # What is empty is not copied.
+        return all(0 <= words[k] <= _MAX_EXTENT for k in self.extents) and all(
             1 <= words[k] <= _MAX_STRIDE for k in self.strides
         )
 
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """(slot, most) of each word that `fits` wants to be from 1 to `most`."""
+        """(slot, most) of each word that `fits` takes for certain from 1 to `most`: an extent may also be 0."""
         return (*((k, _MAX_EXTENT) for k in self.extents), *((k, _MAX_STRIDE) for k in self.strides))
 
     def scratch_bytes(self, programs: int) -> int:

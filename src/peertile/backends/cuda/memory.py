@@ -16,7 +16,7 @@ from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Ranks, R
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.dtypes import DType
 from peertile.ir import ops
-from peertile.ir.core import Op, Value, walk
+from peertile.ir.core import Block, Op, Value, walk
 from peertile.ir.ops import Padding
 from peertile.ir.types import Space, TileType, ViewType
 from peertile.memory_model import Rmw, Scope
@@ -27,6 +27,7 @@ __all__ = [
     "by_swap",
     "expand",
     "flat_rows",
+    "make_descriptors",
     "padding_text",
     "plan_accesses",
     "read_tables",
@@ -56,6 +57,7 @@ def _peer_view(e: Emitter, op: ops.PeerView) -> None:
         pointer = f"tl.multiple_of({pointer}, {t.align})"
     name = e.let(op.result.hint or "at", pointer)
     e.values[op.result] = View(t, name, s.extents, s.strides, s.root)
+    make_descriptors(e, op.result)
 
 
 @lowers(ops.Field)
@@ -288,8 +290,11 @@ def read_tables(e: Emitter) -> None:
         assert isinstance(found, Symmetric)
         assert isinstance(first, Symmetric)
         used[found.table] = first.table
+    # Volatile where time is what counts: the assembler sinks a load to its use, behind branches that wait for another.
+    how = ", volatile=True" if e.kernel.waits else ""
     for table in dict.fromkeys(used.values()):
-        names = [e.let_own(word, f"tl.load({table} + {k})") for k, word in enumerate(("rank", "ranks", "base", "base"))]
+        words = enumerate(("rank", "ranks", "base", "base"))
+        names = [e.let_own(word, f"tl.load({table} + {k}{how})") for k, word in words]
         e.ranks[table] = Ranks(table, *names)
     for table, read in used.items():
         e.ranks[table] = e.ranks[read]
@@ -323,6 +328,7 @@ def plan_accesses(e: Emitter) -> None:
             if key not in made:
                 made[key] = _make_descriptor(e, view, axes, t)
             e.descriptors[op] = made[key]
+    _plan_derived(e, feeding)
 
 
 _WORTH_BULK: Final = 128 * 128
@@ -332,6 +338,95 @@ cuBLAS with them, 0.99 without."""
 _WIDE_STORE: Final = 1 << 16
 
 
+def _plan_derived(e: Emitter, feeding: set[Op]) -> None:
+    """Finds the accesses of parts of peers' memory and of slices that go through descriptors, which are made where the
+    view is, outside of the loop that uses it.
+
+    Peers see this memory: what they wrote by ordinary stores is fetched by another proxy, so a wait is followed by a
+    fence between the two (`Emitter.fences_bulk`), and what is stored in bulk is waited for before anything is released
+    (`Emitter.awaits_bulk`).
+    """
+    for op in walk(e.kernel.body):
+        if not isinstance(op, ops.Load | ops.Store) or op in e.descriptors or op.operands[0] in e.values:
+            continue
+        view = op.operands[0]
+        axes = _derived_axes(e, view)
+        if axes is None or view.op is None or ops.enclosing_loop(view.op) is ops.enclosing_loop(op):
+            continue
+        t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
+        if not _fits_bulk(t, axes):
+            continue
+        source = _source(view)
+        if isinstance(op, ops.Load):
+            if op.attrs["padding"] is not Padding.ZERO or (op not in feeding and t.numel < _WORTH_BULK):
+                continue
+            if isinstance(source.op, ops.PeerView):
+                if not isinstance(source.op.operands[1].op, ops.Rank):
+                    continue  # a peer's memory is read by ordinary loads, which its writers order against
+                e.fences_bulk = True
+            elif not _only_loads(e, source):
+                continue
+        else:
+            if not isinstance(source.op, ops.PeerView) or not _hits_once(op):
+                continue
+            e.awaits_bulk = True
+            e.once.add(op)
+            t = _moved_at_once(t, axes)
+        e.planned.setdefault(view, []).append((op, axes, t))
+
+
+def _source(view: Value) -> Value:
+    """What a view is a part of: a parameter, or the part of a symmetric object that a rank has."""
+    while isinstance(view.op, ops.ViewSlice):
+        view = view.op.operands[0]
+    return view
+
+
+def _only_loads(e: Emitter, source: Value) -> bool:
+    """Whether a parameter is read by tiles alone, itself and its slices."""
+    return isinstance(e.values.get(source), View) and not any(
+        isinstance(op, ops.Store | ops.TileStore | ops.WordStore | ops.TileAtomic | ops.WordRmw | ops.Scatter)
+        and _source(op.operands[0]) is source
+        for op in walk(e.kernel.body)
+    )
+
+
+def _derived_axes(e: Emitter, view: Value) -> tuple[int, ...] | None:
+    """As `_bulk_axes`, of slices and of what a rank has of a symmetric object: a slice that begins at the beginning of
+    the unit axis, with steps of 1, is aligned as the whole is."""
+    at = view
+    while isinstance(at.op, ops.ViewSlice):
+        t = at.type
+        assert isinstance(t, ViewType)
+        starts, steps = at.op.operands[1 : 1 + t.rank], at.op.operands[1 + 2 * t.rank :]
+        if any(not _is_constant(step, 1) for step in steps):
+            return None
+        if any(unit and not _is_constant(start, 0) for unit, start in zip(t.unit_stride, starts, strict=True)):
+            return None
+        at = at.op.operands[0]
+    if isinstance(at.op, ops.PeerView):
+        if not isinstance(e.values.get(at.op.operands[0]), Symmetric):
+            return None
+        return _bulk_axes(at, Space.PEER)
+    return _bulk_axes(at) if at in e.values else None
+
+
+def _is_constant(value: Value, number: int) -> bool:
+    return isinstance(value.op, ops.Const) and value.op.attrs["value"] == number
+
+
+def make_descriptors(e: Emitter, value: Value) -> None:
+    """The descriptors that were planned for a view, which has just been named."""
+    made: dict[tuple[int, ...], Descriptor] = {}
+    planned = e.planned.pop(value, ())
+    if any(isinstance(op, ops.Store) for op, _, _ in planned):
+        e.barrier()  # what was stored through another view may lie in the same place
+    for op, axes, t in planned:
+        if t.shape not in made:
+            made[t.shape] = _make_descriptor(e, value, axes, t)
+        e.descriptors[op] = made[t.shape]
+
+
 def _largest_product(e: Emitter) -> int:
     return max((tile_of(op.result).numel for op in walk(e.kernel.body) if isinstance(op, ops.Mma)), default=0)
 
@@ -339,9 +434,10 @@ def _largest_product(e: Emitter) -> int:
 def _moved_at_once(t: TileType, axes: tuple[int, ...]) -> TileType:
     """A wide tile is stored as two halves, one behind the other: the shared memory that a store goes through is as
     large as what it moves, and every byte of it is missing for the buffers of the loads."""
-    rows, columns = t.shape[-2:]
-    whole = t.rank != 2 or axes != (0, 1) or t.numel * t.dtype.itemsize < _WIDE_STORE or columns < 128
-    return t if whole else TileType(t.dtype, (rows, columns // 2))
+    columns = t.shape[-1]
+    flat = max(t.shape[:-2], default=1) == 1 and axes == tuple(range(t.rank))
+    whole = not flat or t.numel * t.dtype.itemsize < _WIDE_STORE or columns < 128
+    return t if whole else TileType(t.dtype, (*t.shape[:-1], columns // 2))
 
 
 def _feeding_mma(e: Emitter) -> set[Op]:
@@ -380,19 +476,37 @@ def _alone(accesses: list[Op]) -> bool:
 
 def _hits_once(store: ops.Store) -> bool:
     """Whether a store's index is this program's own tile, or that of the loop over its tiles that is right around."""
-    tile = store.operands[2].op
-    if not isinstance(tile, ops.TileIndex) or store.operands[2:] != tile.results:
+    loop = ops.enclosing_loop(store)
+    # Beside the tile's own index there may be what stays the same throughout the loop.
+    index = [v for v in store.operands[2:] if loop is None or not _defined_outside(v, loop)]
+    tile = index[0].op if index else None
+    if not isinstance(tile, ops.TileIndex) or index != tile.results:
         return False
-    loop, linear = ops.enclosing_loop(store), tile.operands[1]
+    linear = tile.operands[1]
     if loop is None:
         return isinstance(linear.op, ops.ProgramId)
-    return ops.enclosing_loop(loop) is None and isinstance(loop, ops.For) and linear is loop.blocks[0].args[0]
+    # A view that is made in a loop around is another one in each of its trips.
+    made = store.operands[0].op
+    around = None if made is None else ops.enclosing_loop(made)
+    return ops.enclosing_loop(loop) is around and isinstance(loop, ops.For) and linear is loop.blocks[0].args[0]
 
 
-def _bulk_axes(view: Value) -> tuple[int, ...] | None:
+def _defined_outside(v: Value, loop: Op) -> bool:
+    """Whether `v` is defined outside of `loop`, or is a constant."""
+    if isinstance(v.op, ops.Const):
+        return True
+    block = v.owner if isinstance(v.owner, Block) else v.owner.parent
+    while block is not None:
+        if block.parent is loop:
+            return False
+        block = block.parent.parent if block.parent is not None else None
+    return True
+
+
+def _bulk_axes(view: Value, space: Space = Space.LOCAL) -> tuple[int, ...] | None:
     """The axes with the unit one last, or None where facts do not allow bulk copies."""
     t = view.type
-    if not isinstance(t, ViewType) or t.space is not Space.LOCAL or t.rank not in (2, 3, 4) or t.dtype.is_bool:
+    if not isinstance(t, ViewType) or t.space is not space or t.rank not in (2, 3, 4) or t.dtype.is_bool:
         return None
     if t.align % 16 or not t.align or not any(t.unit_stride):
         return None
@@ -410,11 +524,15 @@ def _fits_bulk(t: TileType, axes: tuple[int, ...]) -> bool:
 def _make_descriptor(e: Emitter, value: Value, axes: tuple[int, ...], t: TileType) -> Descriptor:
     view = e.view(value)
     shape = tuple(t.shape[k] for k in axes)
+    source = _source(value)
+    # A slice has no extents of its own that a launch could look at; it is no larger than what it is a part of.
+    slots = e.values[source.op.operands[0] if isinstance(source.op, ops.PeerView) else source].slots
     for k in axes:
-        e.narrow.append(Narrow(view.slots[k], is_stride=False))
+        e.narrow.append(Narrow(slots[k], is_stride=False))
         if view.strides[k] != "1":
-            e.narrow.append(Narrow(view.slots[len(view.extents) + k], is_stride=True))
-    extents = ", ".join(f"{view.extents[k]}.to(tl.int32)" for k in axes)
+            e.narrow.append(Narrow(slots[len(view.extents) + k], is_stride=True))
+    # A view may be empty, and nothing is copied then; a descriptor must not be.
+    extents = ", ".join(f"tl.maximum({_wide(view.extents[k])}, 1).to(tl.int32)" for k in axes)
     strides = ", ".join(view.strides[k] for k in axes)
     name = e.let(
         f"{view.pointer}_tiles",
@@ -422,6 +540,10 @@ def _make_descriptor(e: Emitter, value: Value, axes: tuple[int, ...], t: TileTyp
         f"block_shape=[{', '.join(map(str, shape))}])",
     )
     return Descriptor(name, axes, shape)
+
+
+def _wide(extent: str) -> str:
+    return f"tl.full((), {extent}, tl.int64)" if extent.isdigit() else extent
 
 
 def _offsets(e: Emitter, d: Descriptor, indices: list[Value]) -> str:
@@ -453,12 +575,14 @@ def _descriptor_store(e: Emitter, op: Op, value: str, t: TileType) -> None:
 
 
 def _store_halves(e: Emitter, d: Descriptor, op: Op, value: str, t: TileType) -> None:
-    rows, columns = t.shape
+    rows, columns = t.shape[-2:]
     halves = [e.names.own("half") for _ in range(2)]
     parts = f"tl.permute(tl.reshape({value}, ({rows}, 2, {columns // 2})), (0, 2, 1))"
     e.w.line(f"{', '.join(halves)} = tl.split({parts})")
-    row, column = (e.typed(v) for v in op.operands[2:])
+    *outer, row, column = (e.typed(v) for v in op.operands[2:])
+    corner = [*(f"({x}).to(tl.int32)" for x in outer), f"({row} * {rows}).to(tl.int32)"]
     at = e.let_own("column", f"({column} * {columns}).to(tl.int32)")
     for k, half in enumerate(halves):
         offset = f" + {k * (columns // 2)}" if k else ""
-        e.w.line(f"{d.name}.store([({row} * {rows}).to(tl.int32), {at}{offset}], {half})")
+        part = half if t.rank == 2 else f"tl.reshape({half}, {shape_text(d.shape)})"
+        e.w.line(f"{d.name}.store([{', '.join(corner)}, {at}{offset}], {part})")

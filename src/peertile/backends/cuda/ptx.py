@@ -18,22 +18,27 @@ from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 __all__ = [
     "FAULT_ABORTED",
+    "FAULT_ASSERT",
     "FAULT_WAIT",
     "POLLS",
     "SCOPE",
     "Poll",
     "agree",
+    "await_bulk",
     "cas_tile",
     "check",
     "clock",
+    "faults",
     "fence",
     "fence_alias",
+    "fence_bulk",
     "follow",
     "judge",
     "load_elected",
     "load_tile",
     "patience",
     "patient_load_tile",
+    "report",
     "rmw_tile",
     "store_elected",
     "store_tile",
@@ -42,6 +47,7 @@ __all__ = [
 ]
 
 SCOPE: Final = {Scope.PROGRAM: "cta", Scope.DEVICE: "gpu", Scope.SYSTEM: "sys"}
+FAULT_ASSERT: Final = 1
 FAULT_WAIT: Final = 4
 FAULT_ABORTED: Final = 5
 POLLS: Final = 64
@@ -175,6 +181,18 @@ def fence_alias() -> Function:
     return _asm("_fence_alias", "", "between two addresses of some memory", body, "=r", "", "tl.int32", "return r")
 
 
+def fence_bulk() -> Function:
+    """f(): what this thread knows of memory comes before what its bulk copies fetch: they go through another proxy."""
+    body = _lines("fence.proxy.async;", "mov.b32 $0, 0;")
+    return _asm("_fence_bulk", "", "before bulk copies", body, "=r", "", "tl.int32", "return r")
+
+
+def await_bulk() -> Function:
+    """f(): the bulk copies of this thread have ended, and what they stored is visible to it."""
+    body = _lines("cp.async.bulk.wait_group 0;", "mov.b32 $0, 0;")
+    return _asm("_await_bulk", "", "behind bulk copies", body, "=r", "", "tl.int32", "return r")
+
+
 def follow() -> Function:
     """f(): the launches in front have ended and what they wrote is visible; from here on the next one may start.
 
@@ -209,7 +227,8 @@ def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int, until: C
     bounded number of times, until all of its elements have reached `expected` (wrap-safe), or differ from it (NE). What
     is not there by then comes back as it is: the caller looks again, in a way that can end. A thread has `pack`
     elements in flight."""
-    name = f"_ld_patient_{until.value}_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
+    kind = "" if until is Cmp.AT_LEAST else f"_{until.value}"
+    name = f"_ld_patient{kind}_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
     value = [f"${k}" for k in range(pack)]
     pointer, expected, active = ([f"${pack * part + k}" for k in range(pack)] for part in (1, 2, 3))
     again, done = "PATIENT_AGAIN_${:uid}", "PATIENT_DONE_${:uid}"
@@ -408,16 +427,15 @@ the shuffles and the shared memory of a reduction."""
 
 def verdict() -> Function:
     """f(), once at the head of a kernel: the register."""
-    return _verdict_asm(
-        "_verdict", "", f".reg .b32 {VERDICT};\n        mov.b32 {VERDICT}, 1;\n        mov.b32 $0, 0;", "=r", "", "return r"
-    )
+    lines = (f".reg .b32 {VERDICT};", f"mov.b32 {VERDICT}, 1;", "mov.b32 $0, 0;")
+    return _open_asm("_verdict", "", "\n        ".join(lines), "=r", "", "return r")
 
 
 def judge(pack: int) -> Function:
     """f(tile of 0 and 1, as 32 bits): takes the thread's elements into the register, `pack` at a time."""
     lines = [f"and.b32 {VERDICT}, {VERDICT}, ${pack + k};\n        mov.b32 ${k}, 0;" for k in range(pack)]
     constraints = ",".join(["=&r"] * pack + ["r"] * pack)
-    return _verdict_asm(f"_judge_x{pack}", "x", "\n        ".join(lines), constraints, "x", "return r", pack)
+    return _open_asm(f"_judge_x{pack}", "x", "\n        ".join(lines), constraints, "x", "return r", pack)
 
 
 def agree() -> Function:
@@ -426,11 +444,11 @@ def agree() -> Function:
         f"{{\n        .reg .pred ok;\n        setp.ne.u32 ok, {VERDICT}, 0;\n        barrier.red.and.pred ok, 0, ok;\n"
         f"        selp.b32 $0, 1, 0, ok;\n        mov.b32 {VERDICT}, 1;\n    }}"
     )
-    return _verdict_asm("_agree", "", body, "=r", "", "return r != 0")
+    return _open_asm("_agree", "", body, "=r", "", "return r != 0")
 
 
-def _verdict_asm(name: str, params: str, body: str, constraints: str, args: str, tail: str, pack: int = 1) -> Function:
-    """Not in braces: the register is to be seen by the others."""
+def _open_asm(name: str, params: str, body: str, constraints: str, args: str, tail: str, pack: int = 1) -> Function:
+    """Not in braces: a register is to be seen by others."""
     text = (
         f"@triton.jit\ndef {name}({params}):\n"
         f'    r = tl.inline_asm_elementwise("""{body}""", "{constraints}", [{args}], '
@@ -462,27 +480,56 @@ def _record(
     ]
 
 
+FAULT: Final = "peertile_fault"
+"""A register of the whole kernel: what failed first in this program, as kind << 24 | place; 0: nothing has. `_got` and
+`_limit` are the numbers of that check. A check only sets them, and one report at the end tells the host: twenty
+instructions in the way of what is waited for, at each check, are fetched even if they never run."""
+
+
+def faults() -> Function:
+    """f(), once at the head of a kernel: the registers of its checks."""
+    lines = (f".reg .b32 {FAULT};", f".reg .b64 {FAULT}_got, {FAULT}_limit;", f"mov.b32 {FAULT}, 0;",
+             f"mov.b64 {FAULT}_got, 0;", f"mov.b64 {FAULT}_limit, 0;", "mov.b32 $0, 0;")  # fmt: skip
+    return _open_asm("_faults", "", "\n        ".join(lines), "=r", "", "return r")
+
+
 def check() -> Function:
-    """f(alive, condition, fault, kind, program, place, got, limit) -> alive and condition."""
-    done = "CHECK_DONE_${:uid}"
+    """f(alive, condition, tag, got, limit) -> alive and condition; the first failure of a program is kept."""
+    lines = ("{", "    .reg .pred bad;", "    setp.eq.u32 bad, $1, 0;", f"    @bad mov.b32 {FAULT}, $2;",
+             f"    @bad mov.b64 {FAULT}_got, $3;", f"    @bad mov.b64 {FAULT}_limit, $4;", "    mov.b32 $0, 0;",
+             "}")  # fmt: skip
+    return _open_asm(
+        "_check", "alive, condition, tag, got, limit", "\n        ".join(lines), "=r,r,r,l,l",
+        "(condition | (alive == 0)).to(tl.int32), tag, got, limit", "return alive & condition",
+    )  # fmt: skip
+
+
+def report() -> Function:
+    """f(fault, program), at the end of a kernel: one thread records the check that failed, if any did."""
+    done = "REPORT_DONE_${:uid}"
     body = _lines(
         ".reg .pred skip, lost;",
-        ".reg .b32 thread;",
-        ".reg .b64 claim;",
-        "mov.b32 $0, $1;",
-        "setp.ne.u32 skip, $1, 0;",
+        ".reg .b32 thread, bits;",
+        ".reg .b64 claim, kind, place;",
+        "mov.b32 $0, 0;",
+        f"setp.eq.u32 skip, {FAULT}, 0;",
         f"@skip bra {done};",
         "mov.u32 thread, %tid.x;",
         "setp.ne.u32 skip, thread, 0;",
         f"@skip bra {done};",
-        *(line.replace("{done}", done) for line in _record("$3", "$6", "$7", "0", "0", "$4", "$5", "$2")),
+        f"shr.u32 bits, {FAULT}, 24;",
+        "cvt.u64.u32 kind, bits;",
+        f"and.b32 bits, {FAULT}, 0xffffff;",
+        "cvt.u64.u32 place, bits;",
+        *(
+            line.replace("{done}", done)
+            for line in _record("kind", f"{FAULT}_got", f"{FAULT}_limit", "0", "0", "$2", "place", "$1")
+        ),
         f"{done}:",
     )
     return _asm(
-        "_check", "alive, condition, fault, kind, program, place, got, limit",
-        "one thread records a failed check; the program then leaves", body, "=&r,r,l,l,l,l,l,l",
-        "condition.to(tl.int32), fault, kind, program, place, got, limit", "tl.int32",
-        "return alive & (r != 0)",
+        "_report", "fault, program", "one thread records the check that failed", body, "=&r,l,l",
+        "fault.to(tl.int64), program", "tl.int32", "return r",
     )  # fmt: skip
 
 
@@ -553,25 +600,27 @@ _COMPARE: Final = {Cmp.EQ: "eq", Cmp.NE: "ne", Cmp.GE: "ge", Cmp.LE: "le", Cmp.G
 @dataclass(frozen=True, slots=True)
 class Poll:
     """What a wait looks at: words of these dtypes, compared in one way; `result` is "", "value" (of the one word) or
-    "index" (of the word that was satisfied)."""
+    "index" (of the word that was satisfied). `exact`: the one word, once satisfied, has to be equal to something, or
+    the wait fails as an assertion does."""
 
     dtypes: tuple[DType, ...]
     cmp: Cmp
     order: Order
     scope: Scope
     result: str = ""
+    exact: bool = False
 
     @property
     def name(self) -> str:
         kind = "_any" if len(self.dtypes) > 1 or self.result == "index" else ""
         words = "_".join(d.name for d in self.dtypes)
-        tail = f"_{self.result}" if self.result else ""
+        tail = f"_{self.result}" if self.result else "_exact" if self.exact else ""
         return f"_wait{kind}_{self.cmp.value}_{self.order.value}_{SCOPE[self.scope]}_{words}{tail}"
 
 
 def wait(poll: Poll) -> Function:
-    """f(pointer0, expected0, …, abort, fault, timeout, program, place, slot[, lanes]) -> whether it was satisfied
-    [, the value or the index].
+    """f(pointer0, expected0, …, abort, fault, timeout, program, place, slot[, exact, claim][, lanes]) -> whether it was
+    satisfied [, the value or the index]. `claim`: the place of the assertion that the word is equal to `exact`.
 
     One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set. The
     clock is read after the first looks, not before: what is there soon costs a look and nothing else.
@@ -580,18 +629,35 @@ def wait(poll: Poll) -> Function:
     """
     n = len(poll.dtypes)
     abort, fault, timeout, program, place, slot = (f"${2 + 2 * n + k}" for k in range(6))
-    done, again, look, fail, aborted = (f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED"))
-    looks = [line for k in range(n) for line in _look(poll, k, done)]
+    done, again, look, fail, aborted, came = (
+        f"WAIT_{k}_${{:uid}}" for k in ("DONE", "AGAIN", "LOOK", "FAIL", "ABORTED", "CAME")
+    )
+    looks = [line for k in range(n) for line in _look(poll, k, came if poll.exact else done)]
     first, expected = poll.dtypes[0], "$3"
     sign = "s" if first.is_signed else "u"
     widen = ["mov.b64 got, first;", f"mov.b64 limit, {expected};"]
     if first.bits < 64:
         widen[1] = f"cvt.{sign}64.{sign}{first.bits} limit, {expected};"
-    record = _record("kind", "got", "limit", "$2", slot, program, place, fault)
+    record = _record("kind", "got", "limit", "$2", slot, program, "where" if poll.exact else place, fault)
+    exact: list[str] = []
+    if poll.exact:
+        bits = first.bits
+        exact = [
+            f"{came}:",
+            f"setp.eq.b{bits} ok, word0, ${8 + 2 * n};",
+            f"@ok bra {done};",
+            "mov.b32 $0, 0;",
+            f"mov.b64 kind, {FAULT_ASSERT};",
+            f"mov.b64 where, ${9 + 2 * n};",
+            "mov.b64 got, 0;",
+            "mov.b64 limit, 0;",
+            f"bra {fail};",
+        ]
     body = _lines(
         ".reg .pred ok, skip, lost, left;",
         ".reg .b32 thread, count, stop;",
         ".reg .b64 first;",
+        *([".reg .b64 where;", f"mov.b64 where, {place};"] if poll.exact else []),
         *(f".reg .b{d.bits} word{k}, seen{k};" for k, d in enumerate(poll.dtypes)),
         ".reg .b64 begin, now, due, passed, claim, got, limit, kind;",
         "mov.b32 $0, 1;",
@@ -633,6 +699,7 @@ def wait(poll: Poll) -> Function:
         "mov.u64 now, %globaltimer;",
         f"add.u64 due, now, {FAR_NS};",
         f"bra {look};",
+        *exact,
         f"{aborted}:",
         f"mov.b64 kind, {FAULT_ABORTED};",
         f"{fail}:",
@@ -644,15 +711,16 @@ def wait(poll: Poll) -> Function:
     )
     lanes = bool(poll.result)
     words = [x for k in range(n) for x in (f"pointer{k}", f"expected{k}")]
-    rest = ["abort", "fault", "timeout", "program", "place", "slot"]
+    rest = ["abort", "fault", "timeout", "program", "place", "slot", *(["exact", "claim"] if poll.exact else [])]
     given = [f"pointer{k // 2}.to(tl.int64)" if k % 2 == 0 else words[k] for k in range(2 * n)]
     given += ["abort.to(tl.int64)", "fault.to(tl.int64)", *rest[2:], *(["tl.arange(0, lanes)"] if lanes else [])]
     letters = ",".join(f"l,{_LETTER[d.bits]}" for d in poll.dtypes)
     both = "return tl.reduce(r[0], 0, _and) != 0, tl.reduce(r[1], 0, _or)"
+    more = (f",{_LETTER[first.bits]},l" if poll.exact else "") + (",r" if lanes else "")
     return _asm(
         poll.name, ", ".join([*words, *rest, *(["lanes: tl.constexpr"] if lanes else [])]),
         "one thread polls within a bound, all learn how it ended", body,
-        f"=&r,=&l,{letters},l,l,l,l,l,l" + (",r" if lanes else ""), ", ".join(given), "(tl.int32, tl.int64)",
+        f"=&r,=&l,{letters},l,l,l,l,l,l{more}", ", ".join(given), "(tl.int32, tl.int64)",
         both if lanes else "return r[0] != 0",
     )  # fmt: skip
 

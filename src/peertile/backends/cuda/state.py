@@ -104,6 +104,7 @@ class Symmetric:
     extents: tuple[str, ...]
     strides: tuple[str, ...]
     root: Root
+    slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,14 @@ class Emitter:
         self.narrow: list[Narrow] = []
         self.frames: list[Any] = []
         self.descriptors: dict[Op, Any] = {}
+        self.planned: dict[Value, list[tuple[Op, tuple[int, ...], TileType]]] = {}
+        """Accesses through descriptors that are yet to be made, by view."""
+        self.fences_bulk = False
+        """Whether bulk copies fetch what peers store: what was waited for must be seen by their proxy too."""
+        self.awaits_bulk = False
+        """Whether bulk copies store what others see: they have to end before it is released."""
+        self.settled: set[Op] = set()
+        """Comparisons and assertions that a wait has made already."""
         self.once: set[Op] = set()
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
         self.n_slots = 0
@@ -314,11 +323,15 @@ class Emitter:
 
     def barrier(self) -> None:
         """All threads of the program meet, and what they did so far is ordered before what they do next."""
+        if self.awaits_bulk:
+            self.w.line(self.call_ptx(ptx.await_bulk()))
         self.w.line("tl.debug_barrier()")
-        self.access = Access()
+        self.met()
 
     def met(self) -> None:
         """The threads have just met in some other way."""
+        if self.fences_bulk:
+            self.w.line(self.call_ptx(ptx.fence_bulk()))
         self.access = Access()
 
     def before_read(self, root: Root) -> None:
@@ -339,6 +352,8 @@ class Emitter:
     # ------------------------------------------------------------ walking
 
     def op(self, op: Op) -> None:
+        if op in self.settled:
+            return
         rule = LOWERINGS.get(type(op))
         if rule is None:
             raise InternalError(f"cuda backend: no lowering for {op.NAME}")

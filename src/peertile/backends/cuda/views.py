@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peertile.backends.cuda.memory import make_descriptors
 from peertile.backends.cuda.state import Emitter, Expr, Symmetric, View, lowers
 from peertile.ir import ops
 from peertile.ir.core import Op
@@ -31,6 +32,7 @@ def _derived(e: Emitter, op: Op, pointer: str, extents: tuple[str, ...], strides
         pointer = e.let(op.result.hint or "part", f"tl.multiple_of({pointer}, {t.align})")
     strides = tuple("1" if unit else s for s, unit in zip(strides, t.unit_stride, strict=True))
     e.values[op.result] = View(t, pointer, extents, strides, view.root)
+    make_descriptors(e, op.result)
 
 
 @lowers(ops.ViewSlice)

@@ -15,14 +15,14 @@ from peertile.backends.cuda.spelling import REGISTER
 from peertile.backends.cuda.state import Emitter, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.ir import ops
-from peertile.ir.core import Value
-from peertile.ir.ops import CheckKind
+from peertile.ir.core import Value, walk
+from peertile.ir.ops import CheckKind, Compare
 from peertile.ir.types import TileType
 from peertile.memory_model import Order
 
 __all__ = ["FAULT_KINDS", "PRINT_HEADER"]
 
-FAULT_KINDS: Final = {CheckKind.ASSERT: 1, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
+FAULT_KINDS: Final = {CheckKind.ASSERT: ptx.FAULT_ASSERT, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
 PRINT_HEADER: Final = 16
 """Bytes before the records of a print buffer, and of a record before its payload."""
 
@@ -136,6 +136,11 @@ def _suspend(e: Emitter, op: ops.Suspend) -> None:
 def _wait(e: Emitter, op: ops.Wait) -> None:
     view = e.view(op.operands[0])
     word = (op.operands[0], op.operands[1], op.operands[2:])
+    asserted = _asserted(e, op)
+    if asserted is not None:
+        _poll(e, op, [word], "", asserted)
+        e.set(op.result, "_unused")
+        return
     found = _poll(e, op, [word], "value" if op.result in e.used else "")
     if found is not None:
         dtype = view.type.dtype
@@ -149,21 +154,54 @@ def _wait_any(e: Emitter, op: ops.WaitAny) -> None:
     e.set(op.result, found)
 
 
+def _asserted(e: Emitter, op: ops.Wait) -> tuple[Value, ops.Check] | None:
+    """What the word has to be equal to once it has come, where nothing else is done with it: the thread that polls then
+    says so itself, and the value need not reach the others. The comparison and the assertion are made here."""
+    block = op.parent
+    assert block is not None
+    at = block.ops.index(op)
+    compare, check = None, None
+    for other in block.ops[at + 1 :]:
+        if compare is None and isinstance(other, ops.CompareOp) and op.result in other.operands:
+            compare = other
+        elif compare is not None and isinstance(other, ops.Check) and other.operands[0] is compare.result:
+            check = other
+            break
+        elif other.effects or other.blocks or other.TERMINATOR:
+            return None
+    if compare is None or check is None or compare.attrs["fn"] is not Compare.EQ or len(check.operands) > 1:
+        return None
+    users = [o for o in walk(e.kernel.body) if op.result in o.operands or compare.result in o.operands]
+    value = compare.operands[1] if compare.operands[0] is op.result else compare.operands[0]
+    if users != [compare, check] or check.attrs["kind"] is not CheckKind.ASSERT or value not in e.values:
+        return None
+    e.settled |= {compare, check}
+    return value, check
+
+
 def _poll(
-    e: Emitter, op: ops.Wait | ops.WaitAny, words: list[tuple[Value, Value, list[Value]]], result: str
-) -> str | None:
+    e: Emitter, op: ops.Wait | ops.WaitAny, words: list[tuple[Value, Value, list[Value]]], result: str,
+    asserted: tuple[Value, ops.Check] | None = None,
+) -> str | None:  # fmt: skip
     """Waits until one of the words is satisfied, or leaves; gives the variable with the result that was asked for."""
     views = [e.view(view) for view, _, _ in words]
     for view in views:
         e.before_read(view.root)
     scope = max((e.scope(op.attrs["scope"], view.type.space) for view in views), key=lambda s: s.width)
-    poll = ptx.Poll(tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result)
+    exact = asserted is not None
+    poll = ptx.Poll(tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result, exact)
     args = []
     for view, (_, expected, indices) in zip(views, words, strict=True):
         args += [_address(e, view, indices), as_word(e.typed(expected), view.type.dtype)]
     place = e.place(op, "wait", what=op.attrs["what"])
     slot = e.typed(words[0][2][0]) if words[0][2] else _i64("0")
     args += ["_abort", "_fault", "_timeout", "_program", _i64(place), slot]
+    if asserted is not None:
+        value, check = asserted
+        args += [
+            as_word(e.typed(value), views[0].type.dtype),
+            _i64(e.place(check, CheckKind.ASSERT.value, check.attrs["message"])),
+        ]
     if not result:
         satisfied, found = e.let_own("satisfied", e.call_ptx(ptx.wait(poll), *args)), None
         e.set(op.result, "_unused")
@@ -191,9 +229,8 @@ def _check(e: Emitter, op: ops.Check) -> None:
     place = e.place(op, kind.value, op.attrs["message"])
     numbers = [e.typed(v) for v in op.operands[1:]]
     numbers += [_i64("0")] * (2 - len(numbers))
-    args = [
-        "_alive", e.typed(op.operands[0]), "_fault", _i64(str(FAULT_KINDS[kind])), "_program", _i64(place), *numbers
-    ]  # fmt: skip
+    tag = f"tl.full((), {FAULT_KINDS[kind] << 24 | int(place)}, tl.int32)"
+    args = ["_alive", e.typed(op.operands[0]), tag, *numbers]
     e.w.line(f"_alive = {e.call_ptx(ptx.check(), *args)}")
 
 

@@ -673,7 +673,7 @@ class CudaDevice(DriverDevice):
             raise LaunchError(f"{options.name}: a launch has at most {MAX_PROGRAMS} programs, got {programs}")
         if kernel.layout.extents and not kernel.layout.fits(args):
             raise LaunchError(
-                f"{options.name}: its bulk copies take extents of 1 to 2^31 - 1 and strides up to 2^36; compile it "
+                f"{options.name}: its bulk copies take extents of 0 to 2^31 - 1 and strides up to 2^36; compile it "
                 "without descriptors for these tensors"
             )
         abort = self._word_address(options.abort_address) if options.abort_address else self.zero_word

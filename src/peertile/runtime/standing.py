@@ -1,0 +1,89 @@
+"""The lease of one who does the same on the same stream again and again. Decides no conflicts: `lease.py` does.
+
+Entering the claims of each storage and leaving them again is most of what a small launch costs on the host. A standing
+lease stays in the claims between two uses and *rests*: whoever looks at it then finds an operation that is over. To use
+it once more takes a look at each storage, and one word.
+
+    RESTING ──enter──> HELD ──leave──> RESTING        dropped with its owner
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from peertile.runtime.lease import Lease, claims_lock
+
+if TYPE_CHECKING:
+    from peertile.runtime.argument import Use
+    from peertile.runtime.site import Site
+    from peertile.runtime.storage import Storage
+    from peertile.runtime.stream import Stream
+
+__all__ = ["Standing"]
+
+
+class _Resting(Lease):
+    """A lease that is held only while `active`."""
+
+    __slots__ = ("active",)
+
+    def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> None:
+        super().__init__(name, stream, site, uses)
+        self.active = False
+
+    def is_done(self) -> bool:
+        return not self.active
+
+    def wait_done(self) -> None:
+        if self.active:
+            super().wait_done()
+
+
+class Standing:
+    """A lease on `uses` for operations of `stream`, one at a time, that run on the thread of their caller."""
+
+    __slots__ = ("_storages", "_uses", "lease")
+
+    def __init__(self, name: str, stream: Stream, uses: Sequence[Use]) -> None:
+        self.lease = _Resting(name, stream, None, ())
+        self._uses = tuple(uses)
+        found: dict[Storage, bool] = {}
+        for use in uses:
+            found[use.storage] = found.get(use.storage, False) or use.exclusive
+        self._storages = tuple(found.items())
+
+    def enter(self, site: Site | None) -> bool:
+        """Whether it is held now; False while another thread holds it. LeaseError as for a new lease."""
+        lease = self.lease
+        with claims_lock:
+            if lease.active:
+                return False
+            lease.site = site
+            # Entries that later work of the stream took over are missing in `left`.
+            if lease.left == len(self._uses):
+                for storage, is_written in self._storages:
+                    if len(storage.claims) != 1 or storage.closed is not None or (is_written and storage.borrows):
+                        break  # another stream's work, an end, a borrow: to be looked at properly
+                else:
+                    lease.active = True
+                    return True
+            leases = lease.stream.device.leases
+            leases.release((lease,))
+            lease.uses = self._uses
+            leases.claim(lease)
+            lease.active = True
+        return True
+
+    def leave(self) -> bool:
+        """The operation is over; whether it can be entered again."""
+        self.lease.active = False
+        return True
+
+    def __del__(self) -> None:
+        # What is in the claims keeps the storages alive, which hold the claims. Of an interrupted operation, whose
+        # lease is held still, the submission gives it back.
+        with contextlib.suppress(AttributeError, TypeError):  # the modules are gone
+            if not self.lease.active:
+                self.lease.stream.device.leases.release((self.lease,))

@@ -1,0 +1,128 @@
+"""Runs of the suite on a device that CI does not have: which tests passed there, kept beside the benchmarks' records.
+
+    python tools/runs.py --device cuda --name cuda-suite-h200x2 --gpu "NVIDIA H200" --gpu "NVIDIA H200" one.xml two.xml
+
+takes what pytest's `--junitxml` wrote, of one tree, to `benchmarks/records/<date>-<name>.json`. Such a record has,
+beside what every record has, the object `suite`: `device`, and `passed`, by file the tests of which every case that ran
+passed in every run. docs/features.md reads it: a test that claims a row on cpu and passed on another device unchanged
+claims the row there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test case of one run."""
+
+    file: str
+    test: str
+    outcome: str
+
+
+def cases(path: Path) -> list[Case]:
+    """The cases of a file that pytest wrote; an error around a test counts as one of its own."""
+    found = []
+    for element in ElementTree.parse(path).getroot().iter("testcase"):
+        file = file_of(element.attrib["classname"])
+        if file is None:  # an error of the run itself
+            continue
+        bad = next((tag for tag in ("error", "failure", "skipped") if element.find(tag) is not None), None)
+        found.append(Case(file, element.attrib["name"].partition("[")[0], bad or "passed"))
+    return found
+
+
+def file_of(classname: str) -> str | None:
+    """tests/a/test_b.py of "tests.a.test_b.TestC"."""
+    parts = [part for part in classname.split(".") if part]
+    for n in range(len(parts), 0, -1):
+        path = Path(*parts[:n]).with_suffix(".py")
+        if (ROOT / path).is_file():
+            return str(path)
+    return None
+
+
+def passed(found: Iterable[Case]) -> dict[str, list[str]]:
+    """By file, the tests that ran and of which no case failed, had an error around it, or was skipped."""
+    outcomes: dict[tuple[str, str], set[str]] = {}
+    for case in found:
+        outcomes.setdefault((case.file, case.test), set()).add(case.outcome)
+    table: dict[str, list[str]] = {}
+    for (file, test), seen in sorted(outcomes.items()):
+        if seen == {"passed"}:
+            table.setdefault(file, []).append(test)
+    return table
+
+
+def record(device: str, files: Sequence[Path], facts: dict[str, Any]) -> dict[str, Any]:
+    """The record of runs of one tree: `facts` are the keys that every record has, but for the figures."""
+    runs = [cases(path) for path in files]
+    figures = []
+    for path, run in zip(files, runs, strict=True):
+        counts = Counter(case.outcome for case in run)
+        figures += [
+            {"name": f"suite.{path.stem}.{outcome}", "unit": "count", "median": counts[outcome], "repetitions": 1}
+            for outcome in ("passed", "failure", "error", "skipped")
+        ]
+    suite = {"device": device, "passed": passed(case for run in runs for case in run)}
+    return {"schema": 1, **facts, "figures": figures, "suite": suite}
+
+
+def recorded(folder: Path = RECORDS) -> dict[str, tuple[str, set[tuple[str, str]]]]:
+    """By device, the newest record of its suite, and the tests that passed in it as (file, test)."""
+    newest: dict[str, tuple[str, set[tuple[str, str]]]] = {}
+    for path in sorted(folder.glob("*.json")):  # names begin with the date
+        if '"suite"' not in (text := path.read_text()):
+            continue
+        suite = json.loads(text).get("suite")
+        if suite is not None:
+            tests = {(file, test) for file, names in suite["passed"].items() for test in names}
+            newest[suite["device"]] = (path.name, tests)
+    return newest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("xml", type=Path, nargs="+", help="what pytest --junitxml wrote")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--name", required=True, help="of the record, without the date")
+    parser.add_argument("--date", required=True, help="start of the run, ISO 8601 with time zone")
+    parser.add_argument("--command", required=True, help="what was typed, for each of the files")
+    parser.add_argument("--gpu", action="append", default=[], help="of the machine, once for each")
+    parser.add_argument("--cpu", default="x86-64")
+    parser.add_argument("--cores", type=int, default=0)
+    parser.add_argument("--version", action="append", default=[], metavar="NAME=VERSION")
+    parser.add_argument("--notes", default="")
+    given = parser.parse_args()
+    facts: dict[str, Any] = {
+        "date": given.date,
+        "command": given.command,
+        "machine": {"cpu": given.cpu, "cores": given.cores, "gpus": given.gpu, "os": "Linux"},
+        "versions": dict(text.split("=", 1) for text in given.version),
+    }
+    if given.notes:
+        facts["notes"] = given.notes
+    path = RECORDS / f"{given.date[:10]}-{given.name}.json"
+    made = record(given.device, given.xml, facts)
+    path.write_text(json.dumps(made, indent=1) + "\n")
+    for figure in made["figures"]:
+        print(f"{figure['name']}: {figure['median']}")
+    print(f"{sum(map(len, made['suite']['passed'].values()))} tests of {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
