@@ -18,7 +18,7 @@ import numpy as np
 
 import peertile as pt
 from peertile.cli.bench import record
-from peertile.cli.bench_collectives import per_call
+from peertile.cli.bench_collectives import bind, per_call
 from peertile.library.collectives import Collectives
 from peertile.testing.measure import Figure
 
@@ -36,6 +36,7 @@ def rank(group: pt.Group) -> dict[str, float]:
     found: dict[str, float] = {}
     total = n * (n + 1) / 2
     with Collectives(group) as comm, pt.SymmetricHeap(group, size_bytes=3 * max(SIZES)) as heap:
+        bind(group)
         for size in SIZES:
             count = size // 4 // n * n
             each = count // n

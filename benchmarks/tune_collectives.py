@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import peertile as pt
+from peertile.cli.bench_collectives import bind
 from peertile.library import selection
 from peertile.library.collectives import Collectives
 from peertile.library.selection import Algorithm
@@ -28,7 +29,7 @@ SIZES = tuple(1 << k for k in range(10, 27, 2))
 TILES = {
     Algorithm.ONE_SHOT: (1 << 14,),
     Algorithm.TWO_SHOT: (1 << 18, 1 << 16, 1 << 14),
-    Algorithm.PIPELINED: (1 << 18, 1 << 16),
+    Algorithm.PIPELINED: (1 << 16, 1 << 17, 1 << 18),
     Algorithm.RING: (1 << 14,),
 }
 FLAGGED_MOST, ONE_SHOT_MOST = 1 << 10, 1 << 17
@@ -63,6 +64,7 @@ def measure(group: pt.Group) -> tuple[str, dict[str, dict[int, dict[str, float]]
 
     found: dict[str, dict[int, dict[str, float]]] = {family: {} for family in FAMILIES}
     with Collectives(group) as comm, pt.SymmetricHeap(group, size_bytes=3 * max(SIZES)) as heap:
+        bind(group)
         for family in FAMILIES:
             for size in SIZES:
                 count = size // 4

@@ -19,11 +19,11 @@ from peertile.library.layers import embedding, linear, rms_norm, swiglu
 LAYERS, HEADS, GROUPS, DIM, INNER, WORDS = 3, 8, 4, 32, 688, 1000
 HIDDEN, CAPACITY, STEPS = HEADS * DIM, 128, 12
 BASE = 1_000_000.0  # of the rotary positions
-CHECK = {"steps": 2}
+CHECK = {"steps": 2, "layers": 1}
 
 
-def random_weights(rng):
-    """The whole model, as numpy arrays; linear maps [inputs, outputs]."""
+def random_weights(rng, count):
+    """The whole model of `count` layers, as numpy arrays; linear maps [inputs, outputs]."""
 
     def matrix(rows, columns):
         return (rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
@@ -41,7 +41,7 @@ def random_weights(rng):
             "between": vector(HIDDEN, 1.0),
             "gate": matrix(HIDDEN, INNER), "up": matrix(HIDDEN, INNER), "down": matrix(INNER, HIDDEN),
         }
-        for _ in range(LAYERS)
+        for _ in range(count)
     ]  # fmt: skip
     return {
         "words": matrix(WORDS, HIDDEN),
@@ -161,8 +161,8 @@ def reference(weights, tokens):
 
 
 @pt.program
-def main(group, steps=STEPS):
-    weights = random_weights(np.random.default_rng(3))  # the same on every rank, which keeps its part
+def main(group, steps=STEPS, layers=LAYERS):
+    weights = random_weights(np.random.default_rng(3), layers)  # the same on every rank, which keeps its part
     tokens = [1]
     with Collectives(group) as comm:
         step = Step(group, comm, weights)

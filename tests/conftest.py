@@ -3,7 +3,7 @@
 Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier; `pytest -m long` fuzzing
 and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
 cpu, on whatever device a thread works on that names none) and what needs one or two GPUs (`cuda`, `cuda2`), and
-nothing else; what needs more GPUs than there are (`cuda2`, `processes`) is left out. What a tier leaves out is
+nothing else; what needs more GPUs than there are (`cuda2`, `gpus`) is left out. What a tier leaves out is
 deselected, and counted as such, never skipped: a skip would read like a test that ran.
 
 Order: files and the tests of a file are shuffled by the seed of the run, so that no test leans on another.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
 import random
 import secrets
@@ -38,8 +39,7 @@ MARKERS = (
     "feature(row, target): this test shows that a row of docs/features.md works on cpu, sim or cuda",
     "sentence(id): this test checks one numbered sentence of docs/concepts, MM-12 for instance",
     "needs(module): this test imports a module that no extra of the tests installs; left out without it",
-    "processes(ranks): ranks that are processes and wait for each other, so many or as the named parameter says; "
-    "each needs a GPU of its own",
+    "gpus(n): where it runs on GPUs it needs n of them, or as many as the named parameter says: one for each rank",
 )
 
 # Every process started by the tests inherits this variable, whoever its parent is by then.
@@ -60,8 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", choices=("cpu", "sim", "cuda"), default="cpu", help="where tests with a device fixture run"
     )
     group.addoption("--gpus", type=int, default=None, help="GPUs of a test: each worker takes its own; all by default")
+    group.addoption("--outcomes", type=Path, default=None, help="a line for each test that ends, for tools/runs.py")
     group.addoption("--kernel-cache", default=None, help="where binaries are kept, for several runs of one tree")
     group.addoption("--seed", type=int, default=None, help="order of the tests and of their random numbers")
+    group.addoption("--schedules", type=int, default=0, help="of each case that the checker finds clean, at least")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,10 +83,30 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(OnSim(config.option.seed), "peertile-on-sim")
     elif config.option.device != "cpu":  # of this process and of those that the tests start
         os.environ["PEERTILE_DEVICE"] = config.option.device
+    if config.option.outcomes is not None and not is_worker(config):
+        config.pluginmanager.register(Outcomes(config.option.outcomes), "peertile-outcomes")
     if config.option.kernel_cache is not None:
         os.environ["PEERTILE_CACHE_DIR"] = config.option.kernel_cache
     elif not is_worker(config):  # kernels of one run must not come from the cache of another, nor fill the user's
         config.stash[CACHE] = os.environ["PEERTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="peertile-test-cache-")
+
+
+class Outcomes:
+    """Says what came of each test as soon as it has ended: a run that is cut off leaves what it did."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            line = {
+                "test": report.nodeid,
+                "when": report.when,
+                "outcome": report.outcome,
+                "s": round(report.duration, 3),
+            }
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -159,10 +181,11 @@ def count_gpus(config: pytest.Config) -> int:
 
 
 def gpus_needed(item: pytest.Item) -> int:
-    """One; two if marked `cuda2`; and one for each rank that is a process. Programs of two processes never run on one
-    GPU at the same time, but by turns of milliseconds, in which those that wait wait for nothing."""
+    """One; two if marked `cuda2`; as many as `gpus` says. That is one for each rank where ranks are processes, whose
+    programs never run on one GPU at the same time but by turns of milliseconds, in which those that wait wait for
+    nothing; and where the kernels of the ranks differ, since CUDA loads none while another runs that waits for it."""
     needed = 2 if item.get_closest_marker("cuda2") else 1
-    mark = item.get_closest_marker("processes")
+    mark = item.get_closest_marker("gpus")
     if mark is None:
         return needed
     (ranks,) = mark.args

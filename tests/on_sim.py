@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
+from _pytest.runner import call_and_report
 from greenlet import GreenletExit
 
 import peertile as pt
@@ -42,33 +42,41 @@ class OnSim:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    def pytest_runtest_protocol(self, item: pytest.Function, nextitem: pytest.Item | None) -> bool:
         seed = zlib.crc32(f"{self._seed}:{item.nodeid}".encode())
         reports: list[pytest.TestReport] = []
 
         def program(group: Any) -> None:
-            reports[:] = runtestprotocol(item, log=False, nextitem=nextitem)
+            reports.clear()
+            item._initrequest()  # a schedule may be run again, with what the first run has shown
+            reports.append(call_and_report(item, "setup", log=False))
+            if reports[0].passed:
+                reports.append(call_and_report(item, "call", log=False))
+            reports.append(call_and_report(item, "teardown", log=False, nextitem=nextitem))
 
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        said: str | None = None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pt, "spawn", _spawn(seed))
-            case = OpenCase(program, 1, max_steps=MAX_STEPS)
-            try:
-                outcome = case.run(RandomChooser(seed))
-            except CannotCheck as error:
-                said = str(error)
-            else:
-                if outcome.verdict is not None:
-                    said = str(outcome.verdict)
+            said = _verdict(OpenCase(program, 1, max_steps=MAX_STEPS), seed)
+        if not reports or reports[-1].when != "teardown":  # cut off: what is left of its fixtures ends outside
+            reports.append(call_and_report(item, "teardown", log=False, nextitem=nextitem))
         if said is not None:
-            told = next((report for report in reports if report.when == "call"), reports[-1])
+            told = reports[min(1, len(reports) - 1)]
             if not told.failed or "GreenletExit" in str(told.longrepr):
                 told.outcome, told.longrepr = "failed", f"seed {seed}: {said}"
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+
+def _verdict(case: OpenCase, seed: int) -> str | None:
+    """What the checker says of one schedule."""
+    try:
+        outcome = case.run(RandomChooser(seed))
+    except CannotCheck as error:
+        return str(error)
+    return None if outcome.verdict is None else str(outcome.verdict)
 
 
 def _spawn(seed: int) -> Callable[..., list[Any]]:

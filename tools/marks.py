@@ -59,6 +59,16 @@ def _files(folder: Path, root: Path) -> list[tuple[str, list[tuple[str, list[ast
     return found
 
 
+def marked(name: str) -> set[tuple[str, str]]:
+    """Tests, as (file, test), with a mark that takes nothing, `@pytest.mark.<name>`."""
+    return {
+        (file, test)
+        for file, tests in _files(TESTS, ROOT)
+        for test, decorators in tests
+        if any(ast.unparse(node) in (f"pytest.mark.{name}", f"mark.{name}") for node in decorators)
+    }
+
+
 def marks(name: str) -> list[Mark]:
     """Every mark called `name` in the tests, sorted; a mark on a class or a module counts for each test in it."""
     found = []

@@ -1,8 +1,8 @@
 """Runs of the suite on a device that CI does not have: which tests passed there, kept beside the benchmarks' records.
 
-    python tools/runs.py --device cuda --name cuda-suite-h200x2 --gpu "NVIDIA H200" --gpu "NVIDIA H200" one.xml two.xml
+    python tools/runs.py --device cuda --name cuda-suite-h200x2 --gpu "NVIDIA H200" --gpu "NVIDIA H200" one two …
 
-takes what pytest's `--junitxml` wrote, of one tree, to `benchmarks/records/<date>-<name>.json`. Such a record has,
+takes what `pytest --outcomes FILE` wrote, of one tree, to `benchmarks/records/<date>-<name>.json`. Such a record has,
 beside what every record has, the object `suite`: `device`, and `passed`, by file the tests of which every case that ran
 passed in every run. docs/features.md reads it: a test that claims a row on cpu and passed on another device unchanged
 claims the row there too.
@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
@@ -34,25 +33,14 @@ class Case:
 
 
 def cases(path: Path) -> list[Case]:
-    """The cases of a file that pytest wrote; an error around a test counts as one of its own."""
+    """The cases of a file of outcomes; what went wrong around a test counts as one of its own."""
     found = []
-    for element in ElementTree.parse(path).getroot().iter("testcase"):
-        file = file_of(element.attrib["classname"])
-        if file is None:  # an error of the run itself
-            continue
-        bad = next((tag for tag in ("error", "failure", "skipped") if element.find(tag) is not None), None)
-        found.append(Case(file, element.attrib["name"].partition("[")[0], bad or "passed"))
+    for line in path.read_text().split("\n")[:-1]:  # what is behind the last end of a line was cut off
+        said = json.loads(line)
+        file, *names = said["test"].partition("[")[0].split("::")
+        outcome = said["outcome"] if said["when"] == "call" or said["outcome"] != "failed" else "error"
+        found.append(Case(file, names[-1], outcome))
     return found
-
-
-def file_of(classname: str) -> str | None:
-    """tests/a/test_b.py of "tests.a.test_b.TestC"."""
-    parts = [part for part in classname.split(".") if part]
-    for n in range(len(parts), 0, -1):
-        path = Path(*parts[:n]).with_suffix(".py")
-        if (ROOT / path).is_file():
-            return str(path)
-    return None
 
 
 def passed(found: Iterable[Case]) -> dict[str, list[str]]:
@@ -75,7 +63,7 @@ def record(device: str, files: Sequence[Path], facts: dict[str, Any]) -> dict[st
         counts = Counter(case.outcome for case in run)
         figures += [
             {"name": f"suite.{path.stem}.{outcome}", "unit": "count", "median": counts[outcome], "repetitions": 1}
-            for outcome in ("passed", "failure", "error", "skipped")
+            for outcome in ("passed", "failed", "error", "skipped")
         ]
     suite = {"device": device, "passed": passed(case for run in runs for case in run)}
     return {"schema": 1, **facts, "figures": figures, "suite": suite}
@@ -96,7 +84,7 @@ def recorded(folder: Path = RECORDS) -> dict[str, tuple[str, set[tuple[str, str]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("xml", type=Path, nargs="+", help="what pytest --junitxml wrote")
+    parser.add_argument("outcomes", type=Path, nargs="+", help="what pytest --outcomes wrote")
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True, help="of the record, without the date")
     parser.add_argument("--date", required=True, help="start of the run, ISO 8601 with time zone")
@@ -116,7 +104,7 @@ def main() -> int:
     if given.notes:
         facts["notes"] = given.notes
     path = RECORDS / f"{given.date[:10]}-{given.name}.json"
-    made = record(given.device, given.xml, facts)
+    made = record(given.device, given.outcomes, facts)
     path.write_text(json.dumps(made, indent=1) + "\n")
     for figure in made["figures"]:
         print(f"{figure['name']}: {figure['median']}")

@@ -1,10 +1,10 @@
 """Collectives on GPUs against NCCL and torch's symmetric memory, captured in graphs, in one run.
 
-`PYTHONPATH=src python3 benchmarks/device/bench_cuda_collectives.py [--ranks 2] [--sweep] [NAME ...]`
+`PYTHONPATH=src python3 benchmarks/device/bench_cuda_collectives.py [--ranks 2] [--sweep] [--table FILE] [NAME ...]`
 
 Every rank is a process with a GPU. Each size is checked against a sum in float64 first, on fresh random bf16; then the
 candidates take turns, and the medians of the slower rank are printed as JSON. `--sweep` times every way of cutting a
-message instead of the committed one. Names: all_reduce, all_gather, reduce_scatter, all_to_all, eager, signal, copy.
+message instead of the committed one, `--table` chooses by another table. Names: all_reduce, all_gather, reduce_scatter, all_to_all, eager, signal, copy.
 Needs torch with NCCL for the other side. Makes no multicast object and changes no setting of a GPU.
 """
 
@@ -34,7 +34,7 @@ import peertile.language as T  # noqa: E402
 from peertile.library.collectives import Collectives  # noqa: E402
 from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes  # noqa: E402
 from peertile.library.reductions import ReduceOp  # noqa: E402
-from peertile.library.selection import Algorithm  # noqa: E402
+from peertile.library.selection import Algorithm, set_table  # noqa: E402
 
 Json = dict[str, Any]
 KIB, MIB = 1 << 10, 1 << 20
@@ -449,7 +449,10 @@ def rank_main(group: pt.Group, names: list[str], sweep: bool, plain: bool, limit
 def main(arguments: list[str]) -> None:
     ranks = int(arguments[arguments.index("--ranks") + 1]) if "--ranks" in arguments else 2
     limit = float(arguments[arguments.index("--limit") + 1]) if "--limit" in arguments else 1e9
-    values = {str(ranks), str(int(limit)) if limit < 1e9 else ""}
+    table = arguments[arguments.index("--table") + 1] if "--table" in arguments else ""
+    if table:
+        set_table(json.loads(Path(table).read_text(encoding="utf-8")))
+    values = {str(ranks), str(int(limit)) if limit < 1e9 else "", table}
     names = [a for a in arguments if not a.startswith("--") and a not in values]
     names = names or ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "eager", "signal", "copy"]
     os.environ.setdefault("PEERTILE_BENCH_PORT", "29761")

@@ -5,6 +5,7 @@
 Parts: calibrate, bare, torch, launch, stages, chain, matmul, compile, eager. `eager` starts two ranks with a GPU each.
 Prints one line of JSON for each part; microseconds, medians of rounds, with the fastest round beside. With `--stand-in`
 everything but `torch` and `eager` runs without a GPU, over a driver whose launches do nothing: what is left is ours.
+`--feed`, `--no-feed`: whatever the host has, let the device's feeder make launches that come closely, or not.
 Every wait is bounded. Changes no setting of a GPU.
 """
 
@@ -30,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 STAND_IN = "--stand-in" in sys.argv
+FLAGS = [a for a in sys.argv if a.startswith("--")]
 if not STAND_IN:
     os.environ.setdefault("PEERTILE_DEVICE", "cuda")
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -41,7 +43,11 @@ from peertile.library.products import matmul  # noqa: E402
 from peertile.runtime.context import ExecutionContext  # noqa: E402
 from peertile.runtime.device import Device  # noqa: E402
 from peertile.runtime.drivers.cuda import CudaDriver  # noqa: E402
+from peertile.runtime.drivers import cuda_feeder  # noqa: E402
 from peertile.runtime.drivers.cuda_native import Lane, Plan, native  # noqa: E402
+
+if "--feed" in FLAGS or "--no-feed" in FLAGS:
+    cuda_feeder.LEAST_CORES = 1 if "--feed" in FLAGS else 1 << 30  # type: ignore[misc]
 
 Json = dict[str, Any]
 ROUNDS = 15
@@ -213,6 +219,26 @@ next:
 done:
   ret i64 %bad
 }
+define i64 @loop_mixed(i64 %fn, i64 %kernel, i64 %stream, i64 %params, i64 %other, i64 %a, i64 %b, i64 %c, i64 %d,
+                       i64 %n) {
+entry:
+  %f = inttoptr i64 %fn to ptr
+  %g = inttoptr i64 %other to ptr
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k1, %next]
+  %bad0 = phi i64 [0, %entry], [%bad, %next]
+  %rc = call i32 %f(i64 %kernel, i32 1, i32 1, i32 1, i32 32, i32 1, i32 1, i32 0, i64 %stream, i64 %params, i64 0)
+  %rc2 = call i32 %g(i64 %a, i64 %b, i64 %c, i64 %d)
+  %or = or i32 %rc, %rc2
+  %rc64 = zext i32 %or to i64
+  %bad = or i64 %bad0, %rc64
+  %k1 = add i64 %k, 1
+  %go = icmp slt i64 %k1, %n
+  br i1 %go, label %next, label %done
+done:
+  ret i64 %bad
+}
 define i64 @loop_call(i64 %fn, i64 %a, i64 %b, i64 %c, i64 %d, i64 %n) {
 entry:
   %f = inttoptr i64 %fn to ptr
@@ -241,7 +267,8 @@ def bare(s: Setup) -> Json:
     launch, together, write, current, *_ = api.entries()
     ex = api.entries()[6]
     i = ctypes.c_int64
-    loops = jit.load_object(jit.compile_text(LOOPS, level=2), ["loop_launch", "loop_call"])
+    loops = jit.load_object(jit.compile_text(LOOPS, level=2), ["loop_launch", "loop_call", "loop_mixed"])
+    mixed = ctypes.CFUNCTYPE(i, *[i] * 10)(loops["loop_mixed"])
     launches = ctypes.CFUNCTYPE(i, *[i] * 6)(loops["loop_launch"])
     calls = ctypes.CFUNCTYPE(i, *[i] * 6)(loops["loop_call"])
     s.stream.sync()
@@ -268,6 +295,18 @@ def bare(s: Setup) -> Json:
         if codes != {0}:
             made[f"{name}_codes"] = sorted(codes)
 
+    def whole(call: Callable[[], int]) -> list[float]:
+        """Host's and whole microseconds of one of n."""
+        host, total = [], []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter_ns()
+            codes.add(call())
+            host.append((time.perf_counter_ns() - begin) / n / 1e3)
+            end()
+            total.append((time.perf_counter_ns() - begin) / n / 1e3)
+        return [round(statistics.median(host), 3), round(statistics.median(total), 3)]
+
+    codes: set[int] = set()
     chain = [(prepared, args)] * n
     context = driver.context
     if not STAND_IN:
@@ -277,7 +316,23 @@ def bare(s: Setup) -> Json:
         loop("launch_as_a_buffer", lambda: launches(launch, kernel, cu, 0, ctypes.addressof(extra), n))
         loop("launch_3_params", lambda: launches(launch, nothing, cu, ctypes.addressof(three_at), 0, n))
         loop("launch_ex_overlap", lambda: calls(ex, config.address, kernel, params, 0, n))
+        config.words[12] = 0
+        loop("launch_ex_plain", lambda: calls(ex, config.address, kernel, params, 0, n))
+        config.words[12] = 1
+        attribute = (ctypes.c_uint32 * 18).from_address((ctypes.c_uint64 * 7).from_address(config.address)[5])
+        before = attribute[0]
+        attribute[0] = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        loop("launch_ex_cooperative", lambda: calls(ex, config.address, kernel, params, 0, n))
+        attribute[0] = before
+        loop("launch_ex_overlap_again", lambda: calls(ex, config.address, kernel, params, 0, n))
         loop("launch_cooperative", lambda: launches(together, kernel, cu, params, 0, n))
+        # What a marker before each launch costs, the stream's end included: the GPU's part shows there.
+        for name, flags in (("write", 0), ("write_without_barrier", 1)):
+            made[f"launch_and_{name}"] = whole(
+                lambda f=flags: mixed(launch, kernel, cu, params, write, cu, word, 1, f, n)
+            )
+        made["launch_alone_whole"] = whole(lambda: launches(launch, kernel, cu, params, 0, n))
+        made["launch_ex_overlap_whole"] = whole(lambda: calls(ex, config.address, kernel, params, 0, n))
         loop("write_value", lambda: calls(write, cu, word, 1, 0, n))
         loop("current_context", lambda: calls(current, found, 0, 0, 0, n))
         made["ctypes"] = us(lambda: direct(kernel, 1, 1, 1, tpb, 1, 1, 0, cu, params, 0), 100, end)
@@ -289,12 +344,15 @@ def bare(s: Setup) -> Json:
             record = ctypes.CDLL("libcuda.so.1").cuEventRecord
             at = ctypes.cast(record, ctypes.c_void_p).value
             loop("event_record", lambda: calls(at, int(events[0]), cu, 0, 0, n))
+            event = int(events[0])
+            made["launch_and_event"] = whole(lambda: mixed(launch, kernel, cu, params, at, event, cu, 0, 0, n))
         # Which part of a launch is waiting for the queue: a burst of a few, and one after a pause.
         for k in (1, 4, 16):
             made[f"launch_burst_of_{k}"] = us(lambda k=k: launches(launch, kernel, cu, params, 0, k), 1, end, k)
     finally:
         if not STAND_IN:
             api.pop_context()
+    made["codes"] = sorted(codes)
     made["native_chain"] = us(lambda: driver.launch_many(stream, chain), 1, end, n)
     return made
 
@@ -464,6 +522,18 @@ def compile_one() -> None:
     )  # fmt: skip
 
 
+def graphs(s: Setup) -> Json:
+    """Replays of a graph of one small kernel: what a replay costs the host."""
+    with pt.capture(s.stream, "one") as scope:
+        scope.record(s.op())
+    one = scope.graph
+    one.launch().sync_on(s.stream)
+    return {
+        "submit": us(lambda: one.launch().submit(s.stream), 100, s.stream.sync),
+        "sync_on": us(lambda: one.launch().sync_on(s.stream), 100),
+    }
+
+
 # ---------------------------------------------------------------- two ranks
 
 
@@ -534,7 +604,7 @@ def eager_rank(group: pt.Group) -> None:
 
 PARTS: dict[str, Callable[[Setup], Json]] = {
     "calibrate": calibrate, "bare": bare, "launch": launch, "stages": stages, "chain": launch, "matmul": products,
-    "torch": theirs, "compile": compiling,
+    "torch": theirs, "compile": compiling, "graph": graphs,
 }  # fmt: skip
 
 
@@ -546,7 +616,9 @@ def main(arguments: list[str]) -> None:
     if names == ["eager-ranks"]:
         pt.run(eager_rank, ranks=2)
         return
-    names = names or ["calibrate", "bare", "launch", "stages", "matmul", "compile", "torch", "launch", "eager"]
+    names = names or [
+        "calibrate", "bare", "launch", "stages", "graph", "matmul", "compile", "torch", "calibrate", "launch", "eager",
+    ]  # fmt: skip
     begin = time.monotonic()
     setup = Setup()
     for name in names:
@@ -555,7 +627,7 @@ def main(arguments: list[str]) -> None:
                 continue
             env = os.environ | {"PEERTILE_DEVICE": "cuda"}
             try:
-                done = subprocess.run([sys.executable, __file__, "eager-ranks"], env=env, capture_output=True, text=True,
+                done = subprocess.run([sys.executable, __file__, "eager-ranks", *FLAGS], env=env, capture_output=True, text=True,
                                       timeout=45, check=False)  # fmt: skip
                 print(done.stdout, end="", flush=True)
                 if done.returncode:

@@ -10,8 +10,12 @@ are medians in microseconds, of the slower rank. Prints a JSON line for each cas
 Makes no multicast object and changes no setting of a GPU.
 """
 
+# ruff: noqa: B023 - what is made in a loop is called in the same trip
+
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -21,7 +25,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,8 +39,13 @@ os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 import numpy as np  # noqa: E402
 
 import peertile as pt  # noqa: E402
+import peertile.language as T  # noqa: E402
+from peertile.backends.cuda.target import CudaOptions  # noqa: E402
+from peertile.ir.core import walk  # noqa: E402
+from peertile.ir.ops import Check  # noqa: E402
 from peertile.library import attention as heads  # noqa: E402
-from peertile.library import layers  # noqa: E402
+from peertile.library import gemm, layer_kernels, layers  # noqa: E402
+from peertile.library import products as products_module  # noqa: E402
 from peertile.library.collectives import Collectives  # noqa: E402
 from peertile.library.experts import Experts  # noqa: E402
 from peertile.library.fft import Fourier  # noqa: E402
@@ -386,7 +395,9 @@ def attention(b: Bench) -> None:
 
 def _attention(b: Bench, number: int, tokens: int, dim: int) -> Json:
     torch = b.torch
-    sets = [[b.randn(1, number, tokens, dim) for _ in range(3)] + [b.poisoned(1, number, tokens, dim)] for _ in range(2)]
+    sets = [
+        [b.randn(1, number, tokens, dim) for _ in range(3)] + [b.poisoned(1, number, tokens, dim)] for _ in range(2)
+    ]
     own = [[b.ours(t) for t in four] for four in sets]
     heads.attention(*own[0][:3], causal=True, out=own[0][3]).sync()
     worst = 0.0
@@ -447,6 +458,231 @@ def _product(b: Bench, m: int, n: int, k: int) -> Json:
         rate = 2 * m * n * k / us["peertile"] / 1e6
         found |= {"ratio": round(us["cuBLAS"] / us["peertile"], 3), "TFLOP/s": round(rate)}
     return found
+
+
+@contextlib.contextmanager
+def compiled_with(**options: Any) -> Iterator[None]:
+    """Kernels that are compiled within the context have these `CudaOptions`, and are neither kept nor found on disk."""
+    compile_module: Any = importlib.import_module("peertile.backends.cuda.compile")
+    direct: Any = importlib.import_module("peertile.direct")
+    made, found = compile_module.compile_kernel, direct._found_or_made
+
+    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None) -> Any:
+        more = dataclasses.replace(options or CudaOptions(), **changes)
+        return made(kernel, arch, options=more)
+
+    changes = options
+    compile_module.compile_kernel, direct._found_or_made = compile_kernel, lambda make, *_: make()
+    try:
+        yield
+    finally:
+        compile_module.compile_kernel, direct._found_or_made = made, found
+
+
+@contextlib.contextmanager
+def without_checks() -> Iterator[None]:
+    """Kernels that are compiled within the context check nothing, which nothing but a measurement may want."""
+    compile_module: Any = importlib.import_module("peertile.backends.cuda.compile")
+    made = compile_module.compile_kernel
+
+    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None) -> Any:
+        for op in [op for op in walk(kernel.body) if isinstance(op, Check)]:
+            op.parent.ops.remove(op)
+        return made(kernel, arch, options=options)
+
+    with compiled_with():
+        compile_module.compile_kernel = compile_kernel
+        yield
+
+
+@pt.kernel
+def paged_copy(z: T.Exclusive, x: T.Shared, pages: T.Shared) -> None:
+    """Tiles of x in the order of a table: their indices are known in the kernel alone."""
+    m, n = z.index
+    z.store(x.load((T.ld(pages, (m,)), n), z.tile_shape))
+
+
+@pt.kernel
+def paged_product(z: T.Exclusive, x: T.Shared, w: T.Shared, pages: T.Shared, BK: T.Const[int]) -> None:
+    """z = the rows of x in the order of a table, times w."""
+    m, n = z.index
+    BM, BN = z.tile_shape
+    acc = T.zeros((BM, BN), T.f32)
+    at = T.ld(pages, (m,))
+    for k in T.range(x.num_tiles((BM, BK))[1], stages=4):
+        acc = T.mma(x.load((at, k), (BM, BK)), w.load((k, n), (BK, BN)), acc)
+    z.store(acc.astype(z.dtype))
+
+
+def checked(b: Bench) -> None:
+    """Kernels that check in the kernel, beside the same without their checks."""
+    torch = b.torch
+    rows, width = 32768 // SHRINK, 4096 // SHRINK
+    x, z = b.randn(rows, width), b.poisoned(rows, width)
+    own, out = b.ours(x), b.ours(z)
+    pages = b.ours(torch.randperm(rows // 4, device=PLACE))
+    blocks = b.ours(torch.randperm(rows // 128, device=PLACE))
+    ids = b.ours(torch.randint(0, rows, (rows,), device=PLACE))
+    w = b.ours(b.randn(width, width))
+    tables = heads.rope_tables(rows, 128)
+    places = b.ours(torch.arange(rows, device=PLACE)[None])
+    q, turned = (t.reshape(1, rows * width // 128 // rows, rows, 128) for t in (own, out))
+
+    def cases(mark: str) -> dict[str, Callable[[], Any]]:
+        copy, product, look, turn = (
+            pt.kernel(k.fn) for k in (paged_copy, paged_product, layer_kernels.embedding, layer_kernels.rope)
+        )
+        return {
+            f"paged copy{mark}": lambda: copy(out.partition((4, min(1024, width))), own, pages),
+            f"paged product{mark}": lambda: product(out.partition((128, 256)), own, w, blocks, BK=64),
+            f"embedding{mark}": lambda: look(out.partition((8, 256)), own, ids),
+            f"rope{mark}": lambda: turn(
+                turned.partition((1, 4, 16, None)), q, *tables, places, PAIRED=False, WHOLE=True),
+        }  # fmt: skip
+
+    def one() -> Json:
+        with compiled_with():
+            plain = cases("")
+            for op in plain.values():
+                op().sync()
+        with without_checks():
+            bare = cases(", unchecked")
+            for op in bare.values():
+                op().sync()
+        us = b.compare({name: lambda op=op: b.graph_of_ours([op], 8) for name, op in (plain | bare).items()}, 11)  # type: ignore[misc]
+        slower = {name: round(us[name] / us[f"{name}, unchecked"], 4) for name in plain}
+        return {"us": us, "checked_of_unchecked": slower}
+
+    case(b, "checked", f"bf16 {rows}x{width}", one)
+
+
+TILES: dict[tuple[int, int, int], list[Json]] = {
+    (256, 8192, 8192): [
+        {"tile": (128, 128), "inner": 64, "stages": 5, "is_persistent": False},
+        {"tile": (256, 128), "inner": 64, "stages": 4, "split": 2},
+        {"tile": (128, 256), "inner": 64, "stages": 4, "split": 2},
+        {"tile": (256, 64), "inner": 64, "stages": 5, "is_persistent": False},
+        {"tile": (64, 256), "inner": 64, "stages": 5, "is_persistent": False},
+        {"tile": (128, 128), "inner": 128, "stages": 3, "is_persistent": False},
+    ],
+    (2048, 5120, 8192): [
+        {"tile": (128, 256), "inner": 64, "stages": 4},
+        {"tile": (128, 128), "inner": 64, "stages": 5, "is_persistent": False},
+        {"tile": (128, 128), "inner": 64, "stages": 4},
+        {"tile": (256, 128), "inner": 64, "stages": 4},
+        {"tile": (64, 256), "inner": 64, "stages": 5},
+        {"tile": (256, 64), "inner": 64, "stages": 5},
+    ],
+    (2048, 8192, 4096): [
+        {"tile": (256, 128), "inner": 64, "stages": 4},
+        {"tile": (128, 128), "inner": 64, "stages": 4},
+    ],
+    (8192, 5120, 8192): [
+        {"tile": (128, 256), "inner": 64, "stages": 4},
+        {"tile": (256, 128), "inner": 64, "stages": 4},
+    ],
+}
+
+
+def tiles(b: Bench) -> None:
+    """Ways to cut a product, beside the one that the table has."""
+    for (m, n, k), ways_of in TILES.items():
+        n, k = n // SHRINK, k // SHRINK
+        a, ws, z, other = b.randn(m, k), [b.randn(k, n) for _ in range(ROTATE)], b.poisoned(m, n), b.poisoned(m, n)
+        own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+        want = a[:256].double() @ ws[0].double()
+        calls = calls_for(2 * m * n * k / 6e8 + 10)
+        cublas = b.graph_of_theirs([lambda w=w: b.torch.matmul(a, w, out=other) for w in ws], calls)  # type: ignore[misc]
+        for way in ways_of:
+            square = way["tile"] in ((128, 128), (256, 64), (64, 256))
+            for warps in (4, 8) if square else (None,):
+
+                def one(way: Json = way, warps: int | None = warps) -> Json:
+                    chosen = products_module.Way(**way)
+                    kernels = [
+                        pt.kernel(k.fn) for k in (gemm.gemm, gemm.gemm_persistent, gemm.gemm_part, gemm.gemm_fold)
+                    ]
+                    saved = gemm.gemm, gemm.gemm_persistent, gemm.gemm_part, gemm.gemm_fold
+                    gemm.gemm, gemm.gemm_persistent, gemm.gemm_part, gemm.gemm_fold = kernels
+                    consts = {"BK": chosen.inner, "STAGES": chosen.stages, "TF32": False}
+                    try:
+                        with compiled_with(num_warps=warps):
+                            products_module._launched(own, factors[0], out, chosen, consts).sync()
+                            error = b.error(z[:256], want)
+                            us = b.compare({
+                                "peertile": lambda: b.graph_of_ours(
+                                    [lambda w=w: products_module._launched(own, w, out, chosen, consts)
+                                     for w in factors], calls),
+                                "cuBLAS": lambda: cublas,
+                            }, 5)  # fmt: skip
+                    finally:
+                        gemm.gemm, gemm.gemm_persistent, gemm.gemm_part, gemm.gemm_fold = saved
+                    return {"us": us, "relative_error": error, "ratio": round(us["cuBLAS"] / us["peertile"], 3)}
+
+                case(b, "tiles", f"{m}x{n}x{k} {way} warps {warps}", one)
+
+
+def attention_tiles(b: Bench) -> None:
+    """Ways to cut attention."""
+    module: Any = importlib.import_module("peertile.library.attention_kernels")
+    made: dict[tuple[int, ...], Any] = {}
+    for tokens in (4096 // SHRINK, 16384 // SHRINK**2):
+        sets = [[b.randn(1, 16, tokens, 128) for _ in range(3)] + [b.poisoned(1, 16, tokens, 128)] for _ in range(2)]
+        own = [[b.ours(t) for t in four] for four in sets]
+        flops = 2 * 16 * tokens * tokens * 128
+        for rows, keys, stages, warps in (
+            (128, 128, 2, 8), (128, 64, 2, 8), (128, 64, 3, 8), (128, 64, 4, 8), (64, 64, 2, 4), (64, 64, 3, 4),
+            (64, 128, 2, 4), (128, 32, 4, 8), (256, 64, 2, 8),
+        ):  # fmt: skip
+
+            def one(rows: int = rows, keys: int = keys, stages: int = stages, warps: int = warps) -> Json:
+                attend = made.setdefault((rows, keys, stages, warps), pt.kernel(module.attend.fn))
+
+                def op(o: Any) -> Any:
+                    y = o[3].permute(2, 0, 1, 3).partition((rows, 1, 1, None))
+                    return attend(
+                        y, *o[:3], o[0], 128**-0.5 / math.log(2), BK=keys, CAUSAL=True, BOUNDED=False, NEGATED=False,
+                        STAGES=stages,
+                    )  # fmt: skip
+
+                with compiled_with(num_warps=warps, num_stages=stages):
+                    op(own[0]).sync()
+                    us = b.compare({"peertile": lambda: b.graph_of_ours([lambda o=o: op(o) for o in own], 4)}, 5)
+                q, k, v, got = (t[0, 3, :2048].double() for t in sets[0])
+                later = b.torch.ones(len(q), len(q), device=PLACE).triu(1).bool()
+                score = (q @ k.t() / 128**0.5).masked_fill(later, -math.inf)
+                error = b.error(got, b.torch.softmax(score, -1) @ v)
+                return {"us": us, "relative_error": error, "TFLOP/s": round(flops / us["peertile"] / 1e6)}
+
+            case(b, "attention_tiles", f"{tokens}: {rows} x {keys}, {stages} stages, {warps} warps", one)
+
+
+def row_warps(b: Bench) -> None:
+    """Warps and rows of a program for kernels that own whole rows."""
+    for width, tile_rows in ((1024, (2, 4, 8)), (4096, (1, 2)), (8192, (1,)), (16384, (1,))):
+        xs, zs = ([make(16384 // SHRINK, width) for _ in range(ROTATE)] for make in (b.randn, b.poisoned))
+        gain = b.ours(b.randn(width))
+        pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
+        for name in ("softmax", "rms_norm"):
+            for rows in tile_rows:
+                for warps in (4, 8, 16, 32):
+
+                    def one(name: str = name, rows: int = rows, warps: int = warps) -> Json:
+                        made = pt.kernel(getattr(layer_kernels, name).fn)
+
+                        def op(p: Any) -> Any:
+                            part = p[1].partition((rows, None))
+                            if name == "softmax":
+                                return made(part, p[0])
+                            return made(part, p[0], p[0], gain, 1e-6, ADDED=False)
+
+                        with compiled_with(num_warps=warps):
+                            us = b.compare(
+                                {"peertile": lambda: b.graph_of_ours([lambda p=p: op(p) for p in pairs], 6)}, 5
+                            )
+                        return {"us": us, "GB/s": round(4 * 16384 * width / us["peertile"] / 1000)}
+
+                    case(b, "row_warps", f"{name} 16384x{width}, {rows} rows, {warps} warps", one)
 
 
 def fft(b: Bench) -> None:
@@ -630,9 +866,7 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
     ids = torch.rand(rows, number, device=PLACE).topk(top_k, -1).indices.contiguous()
     weights = torch.rand(rows, top_k, device=PLACE)
     places = 4 * rows * top_k * size // number
-    with Experts(
-        b.group, experts=number, rows=rows, width=width, top_k=top_k, dtype=pt.bf16, places=places
-    ) as moe:
+    with Experts(b.group, experts=number, rows=rows, width=width, top_k=top_k, dtype=pt.bf16, places=places) as moe:
         own, chosen, factors = b.ours(x), b.ours(ids), b.ours(weights)
         z = b.poisoned(rows, width)
         out = b.ours(z)
@@ -645,9 +879,7 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
         torch.distributed.all_gather(choices, ids)
         right = True
         for e in range(moe.on_rank):
-            want = torch.cat(
-                [everything[r][(choices[r] == me * moe.on_rank + e).any(-1)] for r in range(size)]
-            )
+            want = torch.cat([everything[r][(choices[r] == me * moe.on_rank + e).any(-1)] for r in range(size)])
             right = right and counts[e] == len(want) and bool((held[e * places : e * places + counts[e]] == want).all())
         moe.combine(sent, factors, out=out).sync()
         error = b.error(z, x.double() * weights.double().sum(-1, keepdim=True))
@@ -752,7 +984,8 @@ def decode(b: Bench) -> None:
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "softmax": softmax, "rms_norm": rms_norm, "swiglu": swiglu, "rope": rope, "attention": attention,
     "matmul": products, "fft": fft, "gather": gather, "scatter": scatter, "reduce": reduce, "experts": experts,
-    "programs": programs, "embed": embed, "decode": decode,
+    "programs": programs, "embed": embed, "decode": decode, "tiles": tiles, "attention_tiles": attention_tiles,
+    "row_warps": row_warps, "checked": checked,
 }  # fmt: skip
 ALONE = ["attention", "matmul", "softmax", "rms_norm", "swiglu", "rope", "fft", "programs", "embed", "decode"]
 TOGETHER = ["programs", "gather", "scatter", "reduce", "experts", "embed", "decode"]

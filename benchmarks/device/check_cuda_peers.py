@@ -367,7 +367,7 @@ def step_luck() -> None:
     table: dict[str, Callable[[], Any]] = {}
     for model in (PROCESSES, THREADS):
         for what in WRONG:
-            table[f"{what}, {model.value}"] = lambda what=what, model=model: spawned(failing, 2, what, model=model, s=30)
+            table[f"{what}, {model.value}"] = lambda w=what, model=model: spawned(failing, 2, w, model=model, s=30)
         table[f"called differently, {model.value}"] = lambda model=model: spawned(differently, 2, model=model, s=60)
         table[f"atomics, {model.value}"] = lambda model=model: spawned(atomics, 2, 800, model=model, s=30)
     before = device_memory()

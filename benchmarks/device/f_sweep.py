@@ -1,6 +1,5 @@
-"""Ways of small all-reduces on two GPUs: words a thread, programs, tiles, cooperative launches or not. Each is checked.
-
-`f_sweep.py [--ranks 2] SIZE ...`, with F_WORDS (words a thread), F_LAUNCH, F_TILES in the environment.
+"""Ways of all-reduces on two GPUs, each checked and timed: `f_sweep.py SIZE ...`, with F_CAP (most warps), F_LAUNCH,
+F_JUDGE=0, F_WARM=1 (only compiles), F_LIMIT in the environment.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)]
-WORDS = int(os.environ.get("F_WORDS", "1"))
-os.environ["PEERTILE_CACHE_DIR"] = os.environ.get("F_CACHE", "/tmp/f-cache") + f"-{WORDS}{os.environ.get('F_LAUNCH', '')}"
+CAP = int(os.environ.get("F_CAP", "16"))  # most warps of a kernel with ordered tiles
+os.environ["PEERTILE_CACHE_DIR"] = os.environ.get("F_CACHE", "/tmp/f-cache") + f"-{CAP}{'e' * (os.environ.get('F_LAUNCH') in ('early', 'both'))}{os.environ.get('F_JUDGE', '')}"
 
 import bench_cuda_collectives as bench  # noqa: E402
 import ml_dtypes  # noqa: E402
@@ -23,6 +22,7 @@ import numpy as np  # noqa: E402
 
 import peertile as pt  # noqa: E402
 import peertile.backends.cuda.emit as emit  # noqa: E402
+import peertile.backends.cuda.shape as shape_rules  # noqa: E402
 import peertile.runtime.drivers.cuda_api as cuda_api  # noqa: E402
 import peertile.runtime.drivers.cuda_launches as cuda_launches  # noqa: E402
 import peertile.runtime.drivers.cuda_ops as cuda_ops  # noqa: E402
@@ -38,11 +38,13 @@ plain_tuned = emit.tuned
 def tuned(kernel: Any, options: Any) -> tuple[int, int]:
     warps, stages = plain_tuned(kernel, options)
     if any(isinstance(op, ops.TileLoad | ops.TileStore) for op in walk(kernel.body)):
-        warps = max(1, warps // WORDS)
+        warps = min(warps, CAP)
     return warps, stages
 
 
 emit.tuned = tuned
+if os.environ.get("F_JUDGE") == "0":
+    shape_rules.plan_agreements = lambda e: None
 
 # F_LAUNCH: "" as the package does; "plain": never cooperative; "early": plain, and a launch may begin while the one in
 # front of it ends; "both": cooperative and early.
@@ -81,51 +83,64 @@ if HOW:
         emit._may_overlap = lambda kernel, arch: True
 
 
+def ways(nbytes: int) -> dict[str, Shape]:
+    """Names and shapes of the candidates of a size."""
+    found: dict[str, Shape] = {}
+    words = nbytes // 8
+    for tile in (64, 128) if HOW else (32, 64, 128, 256, 512, 1024):
+        tiles = -(-words // tile)
+        if tile <= words and tiles <= bench.PROGRAMS:
+            found[f"filled {8 * tile} x {tiles}"] = Shape(Algorithm.FILLED, tiles, tile)
+        elif tile >= 256 and tiles > bench.PROGRAMS:
+            for programs in (132, 264):
+                found[f"filled {8 * tile} x {programs}"] = Shape(Algorithm.FILLED, programs, tile)
+    if nbytes <= 1 << 18 and not HOW:
+        for tile in (64, 128, 256) if nbytes > 1024 else (256,):
+            if -(-nbytes // 4 // tile) <= bench.PROGRAMS:
+                found[f"flagged {4 * tile} x {-(-nbytes // 4 // tile)}"] = Shape(bench.FLAGGED, bench.PROGRAMS, tile)
+    if nbytes >= 1 << 20:
+        for size, programs in ((8192, 528), (8192, 264), (16384, 264), (16384, 528)):
+            if nbytes // size >= programs // 4:
+                found[f"pushed {size} x {programs}"] = Shape(bench.PUSHED, programs, size // 2)
+    return found
+
+
 def rank_main(group: pt.Group, sizes: list[int]) -> None:
     b = bench.Bench(group, True)
     begin = time.monotonic()
     limit = float(os.environ.get("F_LIMIT", "60"))
+    warm = os.environ.get("F_WARM") == "1"
     with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, bench.PROGRAMS) + (1 << 20)) as heap:
         plans = GpuPlans(heap, bench.PROGRAMS)
+        number = 0
         for nbytes in sizes:
             if any(group.exchange(b"1" if time.monotonic() - begin > limit else b"", "late")):
                 break
             count = nbytes // 2
+            if warm:
+                x, out = pt.zeros((count,), pt.bf16), pt.zeros((count,), pt.bf16)
+                for shape in ways(nbytes).values():
+                    number += 1
+                    if number % group.size == group.rank:
+                        plans.all_reduce(shape, x, out, ReduceOp.SUM).compiled()
+                continue
             everybody = [b.random(count, r, nbytes) for r in range(group.size)]
             want = sum(e.astype(np.float32) for e in everybody).astype(ml_dtypes.bfloat16)
             x, out = pt.asarray(everybody[group.rank], pt.bf16), pt.empty((count,), pt.bf16)
-            words = nbytes // 4
             candidates = {}
-            for tile in map(int, os.environ.get("F_TILES", "32 64 128 256 512 1024").split()):
-                for programs in dict.fromkeys((-(-words // tile), 132, 264, 528)):
-                    tiles = -(-words // tile)
-                    if programs > min(tiles, bench.PROGRAMS) or tile > words or tiles > 4 * programs or nbytes > 1 << 20:
-                        continue
+            for name, shape in ways(nbytes).items():
 
-                    def make(shape: Shape = Shape(bench.FLAGGED, programs, tile)) -> Any:
-                        pt.op.fill(out, float("nan")).sync()
-                        run = b.ours(lambda: lambda: [plans.all_reduce(shape, x, out, ReduceOp.SUM)], bench.calls_of(nbytes))
-                        bench.verify(b, out.numpy(), want)
-                        return run
+                def make(shape: Shape = shape) -> Any:
+                    pt.op.fill(out, float("nan")).sync()
+                    run = b.ours(lambda: lambda: [plans.all_reduce(shape, x, out, ReduceOp.SUM)], bench.calls_of(nbytes))
+                    bench.verify(b, out.numpy(), want)
+                    return run
 
-                    candidates[f"{tile}x{programs}"] = make
-            for tile in map(int, os.environ.get("F_FILLED", "32 64 128 256 512 1024").split()):
-                tiles = -(-words // 2 // tile)
-                for programs in dict.fromkeys((tiles, 132, 264, 528)):
-                    if programs > min(tiles, bench.PROGRAMS) or tile > words // 2 or tiles > 64 * programs:
-                        continue
-
-                    def make_filled(shape: Shape = Shape(Algorithm.FILLED, programs, tile)) -> Any:
-                        pt.op.fill(out, float("nan")).sync()
-                        run = b.ours(lambda: lambda: [plans.all_reduce(shape, x, out, ReduceOp.SUM)], bench.calls_of(nbytes))
-                        bench.verify(b, out.numpy(), want)
-                        return run
-
-                    candidates[f"filled {tile}x{programs}"] = make_filled
+                candidates[name] = make
             found = b.compare(candidates, nbytes)
             if group.rank == 0:
-                bench.say(words_a_thread=WORDS, launch=HOW, bytes=nbytes, us=found,
-                          s=round(time.monotonic() - begin, 1))
+                short = {k: v if isinstance(v, float) else str(v)[:160] for k, v in found.items()}
+                bench.say(cap=CAP, launch=HOW, bytes=nbytes, us=short, s=round(time.monotonic() - begin, 1))
     group.barrier("end")
     group.close()
     sys.stdout.flush()

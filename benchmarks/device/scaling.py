@@ -4,7 +4,7 @@
 
 Steps, each a process of its own with a bound, so that one that fails hides no other:
 
-- `collectives`: every collective, 1 KiB to 256 MiB, against NCCL and torch's symmetric memory (bench_cuda_collectives.py);
+- `collectives`: every collective, 1 KiB to 256 MiB, against NCCL and torch (bench_cuda_collectives.py);
 - `library`: fused products, dispatch and combine against what one writes without them (bench_cuda_library.py);
 - `stalls`: every collective 1,000 times, with ranks that stall at random, every result checked;
 - `mapping`: heaps of all ranks by every path, with the memory that is free before and after;
@@ -68,7 +68,8 @@ def stalled(group: pt.Group, repetitions: int) -> Json:
             for k in range(repetitions):
                 count = int(same.integers(1, 2 ** int(same.integers(3, 18))))
                 seed = int(same.integers(1 << 30))
-                rows = [np.random.default_rng((seed, r)).integers(-7, 8, (n, count)).astype(np.float32) for r in range(n)]
+                random = [np.random.default_rng((seed, r)) for r in range(n)]
+                rows = [r.integers(-7, 8, (n, count)).astype(np.float32) for r in random]
                 kind = int(own.integers(4))
                 if kind == 0:
                     time.sleep(float(own.random()) * 0.002)
@@ -101,8 +102,10 @@ def mapping_main(ranks: int) -> None:
     paths = (None, "fd", "ipc") if os.environ["PEERTILE_DEVICE"] == "cuda" else (None, "fd")
     for path in paths:
         begin = time.monotonic()
-        found = peers.attempt(lambda: peers.spawned(peers.uses_heap, ranks, path, 3, model=pt.RankModel.PROCESSES))  # noqa: B023
-        print(json.dumps({"mapping": path or "chosen", "ranks": found, "s": round(time.monotonic() - begin, 1)}), flush=True)
+        model = pt.RankModel.PROCESSES
+        found = peers.attempt(lambda: peers.spawned(peers.uses_heap, ranks, path, 3, model=model))  # noqa: B023
+        took = round(time.monotonic() - begin, 1)
+        print(json.dumps({"mapping": path or "chosen", "ranks": found, "s": took}), flush=True)
 
 
 def killed_main(ranks: int) -> None:
@@ -111,8 +114,8 @@ def killed_main(ranks: int) -> None:
     before = peers.device_memory()
     begin = time.monotonic()
     found = peers.attempt(lambda: peers.spawned(peers.killed, ranks, model=pt.RankModel.PROCESSES, s=30))
-    print(json.dumps({"killed": found, "s": round(time.monotonic() - begin, 1), "used MiB": [before, peers.device_memory()]}),
-          flush=True)  # fmt: skip
+    took, used = round(time.monotonic() - begin, 1), [before, peers.device_memory()]
+    print(json.dumps({"killed": found, "s": took, "used MiB": used}), flush=True)
 
 
 def commands(ranks: int) -> dict[str, list[str]]:

@@ -30,14 +30,15 @@ from peertile.binding import (
     scalar,
 )
 from peertile.captures import snapshot
-from peertile.recognise import recogniser
 from peertile.errors import ArgumentError, CompileError, LaunchError
 from peertile.ir.types import Type
 from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
 from peertile.launch import NO_BULK, DeferredLaunchOp, LaunchOp, loaded
+from peertile.recognise import recogniser
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.device import Device
 from peertile.runtime.registry import current_device
+from peertile.runtime.site import call_site
 from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
@@ -77,6 +78,8 @@ _SHARED, _EXCLUSIVE, _CONST, _SCALAR = Role.SHARED, Role.EXCLUSIVE, Role.CONST, 
 _GROUPED = frozenset({Role.PEER, Role.MULTICAST, Role.SIGNAL, Role.COUNTER, Role.BARRIER, Role.MAILBOX})
 
 
+_new: Any = object.__new__
+
 _MOST_READY = 1024
 """Launches of a kernel that are remembered, each with its block of arguments: some hundred bytes."""
 
@@ -106,18 +109,29 @@ class KernelFunction:
         return f"<kernel {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> LaunchOp:
-        return self._op(args, kwargs, None)
-
-    def _op(self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> LaunchOp:
         key = None
         if self._known is not None:
             try:
-                key, given, uses = self._known(grid, *args, **kwargs)
+                key, given, uses = self._known(None, *args, **kwargs)
                 ready = self._ready.get(key)
                 if ready is not None and uses[0].storage.device.compiler is ready.compiler:
-                    return LaunchOp(self, given, None, uses, ready)
+                    # As the constructor does, without its call: building an op is counted in nanoseconds.
+                    op: LaunchOp = _new(LaunchOp)
+                    op._spent = False
+                    op._site = call_site(2)
+                    op.kernel = self
+                    op.given = given
+                    op.uses = uses
+                    op._ready = ready
+                    op._bound = op._key = None
+                    return op
             except (TypeError, AttributeError):  # an argument of another kind, or missing: told below
                 key = None
+        return self._op(args, kwargs, None, key)
+
+    def _op(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None, key: tuple[Any, ...] | None
+    ) -> LaunchOp:
         try:
             given, bound = self.bind(args, kwargs, grid)
         except LazyArgument:
@@ -151,7 +165,16 @@ class KernelFunction:
         full: Grid = (*extents, 1, 1)[:3]  # type: ignore[assignment]
 
         def call(*args: Any, **kwargs: Any) -> LaunchOp:
-            return self._op(args, kwargs, full)
+            key = None
+            if self._known is not None:
+                try:
+                    key, given, uses = self._known(full, *args, **kwargs)
+                    ready = self._ready.get(key)
+                    if ready is not None and uses[0].storage.device.compiler is ready.compiler:
+                        return LaunchOp(self, given, None, uses, ready)
+                except (TypeError, AttributeError):
+                    key = None
+            return self._op(args, kwargs, full, key)
 
         return call
 

@@ -195,24 +195,29 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         return Ready(spec, prepared, args, (_explain, spec, bound, kernel.name, group), device.compiler)
 
     def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, tuple[Any, ...]]:
-        device = self.device
-        if stream.device is not device:
+        if stream.device is not self.device:
             return super()._submitted(stream)
+        return self.submitted_at(stream, self._site), self.given
+
+    def submitted_at(self, stream: Stream, site: Site | None) -> ExecutionContext | Launched:
+        """Enqueue on a stream of its device that is not being captured; `site` made it. For whoever keeps a launch and
+        submits it again and again: it is not spent by this."""
         bound = self._bound
         if bound is not None and bound.group is not None:
             bound.group.check()
         ready = self._ready
         if ready is None or not ready.spec.captures.is_current():
             ready = self._ready = self._made_ready()
-        launched = Launched(self.kernel.name, stream, self._site, self.uses, ready.maker)
+        launched = Launched(self.kernel.name, stream, site, self.uses, ready.maker)
         stream.admit(launched)
+        device = stream.device
         try:
             device.leases.claim(launched)
             launched.sequence = device.driver.enqueue(stream.handle, ready.prepared, ready.args)
         except BaseException:
             launched.abandon()
             raise
-        return launched, self.given
+        return launched
 
     def sync_on(self, stream: Stream) -> tuple[Any, ...]:
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""

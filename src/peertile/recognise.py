@@ -41,7 +41,8 @@ def recogniser(params: Sequence[KernelParam]) -> Recogniser | None:
     views = [p for p in params if p.role in (Role.SHARED, Role.EXCLUSIVE)]
     if not views or any(p.role not in _ROLES or p.name.startswith(_OURS) for p in params):
         return None
-    if any(before.default is not REQUIRED and p.default is REQUIRED for before, p in zip(params, params[1:])):
+    defaults = [p.default is not REQUIRED for p in params]
+    if defaults != sorted(defaults):  # Python wants them last
         return None
     scope: dict[str, Any] = {
         f"{_OURS}Tensor": Tensor, f"{_OURS}Partition": Partition, f"{_OURS}number": _number,

@@ -23,10 +23,12 @@ def case(compare: bool):
             else:
                 yield from take(p, 2)
         elif compare:
+            p.program.enter_loop(0)
             while (yield from p.get(lock)) != 2:
                 if p.program.back_edge(p.program.site, 0):
                     yield True
         else:
+            p.program.enter_loop(0)
             while (yield from take(p, 3)) != 2:
                 if p.program.back_edge(p.program.site, 0):
                     yield True

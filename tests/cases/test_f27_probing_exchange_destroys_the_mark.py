@@ -38,6 +38,7 @@ def by_swap(word: T.Pointer, LIMIT: T.Const[int] = 1000):
         T.assert_(seen == 2, "the mark is gone")
 
 
+@pytest.mark.native_only
 def test_the_second_one_to_come_never_finds_the_mark():
     with alone():
         word = pt.zeros((1,), pt.i32)

@@ -11,6 +11,7 @@ from peertile.errors import UsageError
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.native_only
 def test_a_runtime_call_inside_a_completion_callback_is_refused():
     x = pt.zeros(4, pt.f32)
     with pytest.raises(UsageError) as caught:

@@ -10,6 +10,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.native_only
 def test_another_threads_tensor_is_not_written_by_queued_work():
     slow, fast = device().stream("slow"), device().stream("fast")
     seen = []

@@ -13,6 +13,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.native_only
 def test_bytes_in_use_return_when_another_thread_drops_the_last_reference():
     gc.collect()
     before = device().memory().in_use
@@ -23,6 +24,7 @@ def test_bytes_in_use_return_when_another_thread_drops_the_last_reference():
     assert device().memory().in_use == before
 
 
+@pytest.mark.native_only
 def test_a_process_that_opens_no_device_ends_quietly():
     code = "import peertile as pt; print(pt.f32, pt.live_submissions())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

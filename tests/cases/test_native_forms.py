@@ -147,6 +147,7 @@ def meet_steps(steps: T.Shared, arrived: T.Peer):
         T.wait_ge(arrived, 2 * (k + 1), index=(0,))
 
 
+@pytest.mark.native_only
 def test_f46_programs_that_meet_unequally_often_are_told_in_time(monkeypatch):
     monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=0.3))
     with alone() as heap:

@@ -396,3 +396,17 @@ def test_the_examples_with_host_pipelines_are_silent(name: str) -> None:
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     report = check(path, 3, schedules=5)
     assert report.clean, str(report)
+
+
+def test_a_callback_between_two_tasks_may_wait_for_the_device_while_other_ranks_go_on() -> None:
+    def main(group) -> None:
+        async def inside() -> None:
+            x = pt.zeros((4,), pt.f32)
+            asyncio.get_running_loop().call_soon(lambda: pt.op.fill(x, 1).sync())  # no task is the current one there
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert x.numpy()[0] == 1
+
+        asyncio.run(inside())
+
+    assert_clean(main, 3, schedules=20)

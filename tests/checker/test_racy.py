@@ -32,7 +32,7 @@ EXPECTED = {
     "missing_wait": (VerdictKind.RACE, "out of rank", "swap on rank"),
     "mixed_word": (VerdictKind.WORD, "words[0] on rank 0", "by stores and by adds", "on rank 1", "on rank 2"),
     "more_than_fits": (VerdictKind.LAUNCH, "LaunchError", "must be resident at once"),
-    "narrow_scope": (VerdictKind.RACE, "flag of rank 1", "the device scope", "does not include"),
+    "narrow_scope": (VerdictKind.RACE, "flag of rank 1, elements [0], are", "the device scope", "does not include"),
     "never_written": (VerdictKind.NEVER_WRITTEN, "x of rank 0 [64:128]", "out.store(x.load_like(out) * 2.0)"),
     "out_of_bounds": (VerdictKind.KERNEL, "element index 0 of `x` out of range: got 8, limit 8", "scatter on rank 1"),
     "stale_argument": (VerdictKind.RACE, "x of rank", "swap on rank 0", "swap on rank 1"),

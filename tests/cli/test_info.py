@@ -6,6 +6,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
+import peertile as pt
 from peertile.cli import info
 from peertile.cli.main import app
 from peertile.config import VARIABLES
@@ -23,13 +24,26 @@ def test_json_holds_everything(monkeypatch, tmp_path):
     works = {probe["name"]: probe["works"] for probe in found["probes"]}
     assert works["cpu"]
     assert works["ranks as processes"]
-    assert not works["cuda"]
 
 
 def test_tables_name_what_works_and_why_not():
     out = CliRunner().invoke(app, ["info"], env={"COLUMNS": "200"}).stdout
     assert "not part of this version" in out
     assert all(variable.name in out for variable in VARIABLES)
+
+
+@pytest.mark.cuda
+@pytest.mark.feature("D6", "cuda")
+def test_of_gpus_it_names_each_and_how_memory_gets_from_one_to_another():
+    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    probes = {probe["name"]: probe for probe in found["probes"]}
+    device = pt.current_device()
+    assert probes["cuda"]["works"]
+    assert probes["cuda"]["why"].count(f"({device.target}, ") >= 1
+    assert "CUDA " in probes["cuda"]["why"]
+    for path in ("fd", "ipc", "fabric"):
+        kind = pt.ShareKind(path)
+        assert probes[f"gpu memory by {path}"]["works"] == (kind in device.capabilities.shares), path
 
 
 def by_name():

@@ -348,6 +348,7 @@ def test_the_first_failure_is_one_that_no_other_rank_caused():
 # Other launchers, and ranks that do not come
 
 
+@pytest.mark.any_device
 @pytest.mark.feature("D1", "cpu")
 def test_ranks_of_torchrun_join(tmp_path):
     path = write(

@@ -137,7 +137,8 @@ def arguments(kernel, seed):
 def test_kernels_that_once_differed(path):
     """`splat_in_one_arm`: a splat kept in scratch by one arm of an `if` was read from there by the other.
     `in_place_in_a_loop`: an expression from outside of a loop was computed in place in each trip.
-    `mask_known_to_be_set`: an access whose mask is a constant left a join with an edge that nobody takes."""
+    `mask_known_to_be_set`: an access whose mask is a constant left a join with an edge that nobody takes.
+    `scatter_of_a_piece`: rows of a piece of a tile in scratch were taken from the beginning of the tile."""
     kernel = run_pipeline(parse_kernel(path.read_text()))
     found, expected = arguments(kernel, 1), arguments(kernel, 1)
     assert run_grid(kernel, 1, expected).faults == []

@@ -5,7 +5,7 @@ import pytest
 
 import peertile as pt
 import peertile.language as T
-from peertile.errors import ArgumentError
+from peertile.errors import ArgumentError, CompileError
 from peertile.ir.types import Partition
 
 
@@ -24,6 +24,59 @@ def test_every_tile_has_one_owner_and_none_is_spare(programs, spare, rows):
     owners(z.partition((2, 4)).persistent(programs=programs, spare=spare)).sync()
     expected = spare + np.arange(rows) // 2 % (programs - spare)
     assert np.array_equal(z.numpy(), np.repeat(expected[:, None], 4, 1))
+
+
+@pt.kernel
+def owners_of_two(y: T.Exclusive, z: T.Exclusive, DEALT: T.Const[int], DOWN: T.Const[bool]):
+    for tile in y.tiles():
+        tile.store(T.full(tile.tile_shape, T.program_id(0), T.i64))
+    for tile in z.tiles(dealt=y.num_tiles()[0] + DEALT, down=DOWN):
+        tile.store(T.full(tile.tile_shape, T.program_id(0), T.i64))
+
+
+@pytest.mark.any_device
+@pytest.mark.feature("K3", "cpu")
+@pytest.mark.parametrize(("programs", "spare"), [(1, 0), (5, 0), (7, 3)])
+@pytest.mark.parametrize("down", [False, True])
+def test_dealing_goes_on_where_another_partition_ended(programs, spare, down):
+    y, z = pt.full((8,), -1, pt.i64), pt.full((13,), -1, pt.i64)
+    parts = [t.partition(1).persistent(programs=programs, spare=spare) for t in (y, z)]
+    owners_of_two(*parts, DEALT=0, DOWN=down).sync()
+    dealt = spare + np.arange(8 + 13) % (programs - spare)
+    assert np.array_equal(y.numpy(), dealt[:8])
+    assert np.array_equal(z.numpy(), dealt[8:][::-1] if down else dealt[8:])
+    counts = np.bincount(np.concatenate([y.numpy(), z.numpy()]), minlength=programs)[spare:]
+    assert counts.max() - counts.min() <= 1
+    owners_of_two(*parts, DEALT=10**6, DOWN=down).sync()
+    assert sorted(z.numpy()) == sorted(spare + (np.arange(13) + 8 + 10**6) % (programs - spare))
+
+
+@pt.kernel
+def last_first(z: T.Exclusive):
+    for tile in z.tiles(down=True):
+        tile.store(T.full(tile.tile_shape, T.program_id(0), T.i64))
+
+
+@pytest.mark.any_device
+def test_programs_with_a_tile_each_may_take_them_from_the_last_on():
+    z = pt.zeros((3, 10), pt.i64)
+    last_first(z.partition((1, 4))).sync()
+    assert z.numpy()[:, [0, 4, 8]].tolist() == [[8, 7, 6], [5, 4, 3], [2, 1, 0]]
+
+
+@pt.kernel
+def dealt_one(z: T.Exclusive):
+    for tile in z.tiles(dealt=1):
+        tile.store(tile.load())
+
+
+def test_tiles_of_programs_with_one_each_are_not_dealt():
+    with pytest.raises(CompileError) as error:
+        dealt_one(pt.zeros((4,), pt.f32).partition(2)).sync()
+    assert error.value.message == (
+        "`z.tiles`: dealt: expected a persistent partition, whose programs have several tiles; leave dealt out, or make "
+        "the partition persistent"
+    )
 
 
 @pytest.mark.any_device

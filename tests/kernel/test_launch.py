@@ -112,6 +112,7 @@ def test_constants_and_types_make_specialisations_and_values_do_not():
     assert z.numpy().tolist() == list(range(8))
 
 
+@pytest.mark.native_only
 def test_threads_compile_a_specialisation_once():
     @pt.kernel
     def local(z: T.Exclusive):
@@ -324,6 +325,7 @@ def blocked_launch(heap, stream, out):
     return word, wait_for_word(out.partition(1), word).submit(stream)
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H11", "cpu")
 def test_conflicting_access_on_another_stream_is_refused_naming_both():
     device = pt.current_device()
@@ -348,6 +350,7 @@ def test_conflicting_access_on_another_stream_is_refused_naming_both():
         assert out.numpy().tolist() == [1]
 
 
+@pytest.mark.native_only
 def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
     device = pt.current_device()
     stream = device.stream("dropped")
@@ -371,7 +374,6 @@ def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
         assert device.memory().in_use < in_use
 
 
-@pytest.mark.cpu_only
 def test_memory_is_given_back_without_the_garbage_collector():
     device = pt.current_device()
     gc.collect()

@@ -157,6 +157,7 @@ def test_a_grid_beyond_the_slots_of_a_counter_is_refused(heap):
         counts.grid(3)(c).sync()
 
 
+@pytest.mark.native_only
 @pytest.mark.sentence("SG-8")
 def test_a_named_slot_takes_any_grid_and_is_checked_in_the_kernel(heap):
     s = heap.signal(slots=4)

@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+from library_ranks import room
 
 import peertile as pt
 from peertile.errors import DeviceFault, PeerFailed
@@ -99,7 +100,7 @@ def through_the_communicator(group, dtype_name, seed):
     """What a communicator on GPUs does, with the kernels on whatever device there is: any count, in place, symmetric
     tensors, views that begin at no word."""
     dtype, n, me = getattr(pt, dtype_name), group.size, group.rank
-    with pt.SymmetricHeap(group, size_bytes=heap_bytes(n, 8) + (48 << 20)) as heap:
+    with pt.SymmetricHeap(group, size_bytes=room(heap_bytes(n, 8) + (48 << 20))) as heap:
         comm = Collectives(heap, programs=2)
         comm._gpu = comm._gpu or GpuPlans(heap, 8)
         for count in (1, 2, 7, 64, 1001, 40_000):

@@ -59,6 +59,7 @@ def test_shapes_follow_from_bytes_type_and_ranks_alone():
     assert spawn(gpu_plan_ranks.shapes, 3)[0][4] is None  # shares are better than everything to everybody
 
 
+@pytest.mark.native_only
 @pytest.mark.parametrize("same_op", [True, False], ids=["count", "op"])
 @pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 def test_ranks_that_called_differently_fail_and_recover(algorithm, same_op, monkeypatch):

@@ -36,7 +36,7 @@ def test_extrema(name, op, seed):
 
 @pytest.mark.any_device
 @pytest.mark.slow
-@pytest.mark.processes(2)
+@pytest.mark.gpus(2)
 def test_over_processes(seed):
     found = pt.spawn(multimem_ranks.everything, 2, ("f32", 4096, seed), model=pt.RankModel.PROCESSES, timeout_s=60)
     assert len(set(found)) == 1

@@ -119,6 +119,23 @@ def gathers(group, size):
     return True
 
 
+def gathers_over(group, path):
+    """What neighbours hold, through memory that travelled in the way that is forced; what it says if it cannot."""
+    try:
+        heap = pt.SymmetricHeap(group, size_bytes=8 << 20, path=path)
+    except PeertileError as error:
+        return type(error).__name__, str(error)
+    with heap:
+        x, out = heap.empty((100,), pt.i32), heap.zeros((group.size, 100), pt.i32)
+        ready = heap.signal(slots=4)
+        x.copy_from(vector(group.rank, 100, np.int32))
+        group.barrier("filled")
+        gather.grid(1)(out, x, ready, B=100).sync()
+        np.testing.assert_array_equal(out.numpy(), np.stack([vector(r, 100, np.int32) for r in range(group.size)]))
+        group.barrier("read")
+        return heap._memory.path.value
+
+
 def counts(group, rounds):
     with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
         tally = heap.counter(slots=1)

@@ -34,7 +34,7 @@ def test_posts_ahead_on_every_graph(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.processes("ranks")
+@pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("ranks", [2, 4, 5])
 def test_every_graph_over_processes(ranks, ahead):
@@ -73,6 +73,7 @@ WORDS = {
 }
 
 
+@pytest.mark.native_only
 @pytest.mark.sentence("MB-5")
 @pytest.mark.feature("P9", "cpu")
 @pytest.mark.parametrize("how", WORDS)

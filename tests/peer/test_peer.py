@@ -16,7 +16,7 @@ THREADS = pytest.param(pt.RankModel.THREADS, id="threads")
 
 def both(ranks):
     """In both process models, with that many ranks or as many as a parameter says."""
-    processes = pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.processes(ranks), id="processes")
+    processes = pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.gpus(ranks), id="processes")
     return pytest.mark.parametrize("model", [processes, THREADS])
 
 
@@ -38,7 +38,7 @@ def test_mailbox_of_every_kind_of_element(dtype):
 
 @pytest.mark.slow
 @pytest.mark.feature("D2", "cpu")
-@pytest.mark.processes("ranks")
+@pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_mailbox_sums_over_processes(ranks):
     assert all(spawn(peer_ranks.box_sums, ranks, 5000, 8, 2, 5, model=pt.RankModel.PROCESSES))
@@ -75,6 +75,7 @@ def test_put_to_one_peer_with_its_signal(ranks):
     assert all(spawn(peer_ranks.puts, ranks, 256))
 
 
+@pytest.mark.native_only
 @pytest.mark.sentence("PR-11")
 @pytest.mark.sentence("SG-20")
 def test_thousands_of_programs_pass_a_barrier_of_their_launch():
@@ -105,6 +106,7 @@ def test_exception_in_rank_1_reaches_the_others_and_recovery_gives_right_sums(ra
     assert all(second == ("PeerFailed", cause) for _, second in results)
 
 
+@pytest.mark.native_only
 @both("ranks")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_wait_timeout_in_mid_round_reaches_every_rank_and_recovery_gives_right_sums(ranks, model, monkeypatch):
@@ -143,7 +145,7 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
 
 @pytest.mark.sentence("PR-32")
 @pytest.mark.slow
-@pytest.mark.processes("ranks")
+@pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_killed_rank_is_named_within_five_seconds(ranks):
     begin = time.monotonic()

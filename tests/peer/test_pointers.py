@@ -65,23 +65,28 @@ def bump(p: T.Pointer):
     T.unsafe.atomic_rmw(p, T.Rmw.ADD, T.i64(1), order=T.relaxed, scope=T.device)
 
 
-@pytest.mark.cpu_only
+@pytest.mark.cpu_only  # of the host
 @pytest.mark.feature("K13", "cpu")
-def test_a_pointer_to_foreign_memory_is_checked_at_launch_and_keeps_its_owner():
+def test_a_pointer_to_foreign_memory_keeps_its_owner():
     array = np.zeros(8, np.int64)
     pointer = pt.pointer(array.ctypes.data, pt.i64, array.nbytes, owner=array)
     bump.grid(3)(pointer).sync()
     assert array[0] == 3
+
+
+@pytest.mark.native_only
+@pytest.mark.feature("K13", "cpu")
+def test_a_pointer_to_foreign_memory_is_checked_at_launch():
     nowhere = pt.pointer(1 << 40, pt.i64, 8)
     with pytest.raises(ArgumentError) as caught:
         bump.grid(1)(nowhere).sync()
     assert str(caught.value) == (
-        f"bump: pointer {1 << 40:#x}: expected 8 bytes that cpu:0 may load and store, got an address range that is not "
+        f"bump: pointer {1 << 40:#x}: expected 8 bytes that {pt.current_device().name} may load and store, got an address range that is not "
         "mapped so; keep its owner alive, or copy the data"
     )
 
 
-@pytest.mark.cpu_only
+@pytest.mark.cpu_only  # of the host
 def test_memory_that_may_only_be_read_is_refused():
     with open(pt.__file__, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -186,6 +191,7 @@ def alone(word: T.Pointer, LIMIT: T.Const[int]):
     T.assert_(got == 1, "nobody came")
 
 
+@pytest.mark.native_only
 def test_a_poll_ends_at_its_own_bound_or_at_that_of_waits(monkeypatch):
     word = pt.zeros((1,), pt.u32)
     with pytest.raises(KernelAssert, match="assertion failed: nobody came"):
@@ -213,7 +219,7 @@ def test_the_handshake_in_threads(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.processes("ranks")
+@pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_handshake_in_processes_over_all_its_rounds(ranks):
     assert pt.spawn(handshake_ranks, ranks, (256,), model=pt.RankModel.PROCESSES, timeout_s=100) == [256] * ranks

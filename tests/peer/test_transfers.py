@@ -19,7 +19,7 @@ THREADS = pytest.param(pt.RankModel.THREADS, id="threads")
 
 def models(ranks):
     """In both process models, with that many ranks or as many as a parameter says."""
-    marks = [pytest.mark.slow, pytest.mark.processes(ranks)]
+    marks = [pytest.mark.slow, pytest.mark.gpus(ranks)]
     return pytest.mark.parametrize(
         "model", [THREADS, pytest.param(pt.RankModel.PROCESSES, marks=marks, id="processes")]
     )
@@ -208,6 +208,7 @@ def polls_for_ever(words: T.Peer):
         pass
 
 
+@pytest.mark.native_only
 @pytest.mark.sentence("MM-75")
 @pytest.mark.feature("P5", "cpu")
 @pytest.mark.parametrize("kernel", [any_of, flagged_never, filled_never, polls_for_ever], ids=lambda k: k.name)

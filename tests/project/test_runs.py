@@ -1,22 +1,10 @@
-"""Records of the suite on other devices: what of pytest's XML counts as passed, and what the feature table makes of it."""
+"""Records of the suite on other devices: what counts as passed, and what the feature table makes of it."""
 
 import json
 from pathlib import Path
 
 from tools import features, marks, runs
 
-XML = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
-<testcase classname="tests.project.test_runs" name="test_good[a]" time="0.1" />
-<testcase classname="tests.project.test_runs" name="test_good[b-[c]]" time="0.1"></testcase>
-<testcase classname="tests.project.test_runs.TestClass" name="test_in_a_class" time="0.1" />
-<testcase classname="tests.project.test_runs" name="test_half[a]" time="0.1" />
-<testcase classname="tests.project.test_runs" name="test_half[b]" time="0.1"><failure message="no" /></testcase>
-<testcase classname="tests.project.test_runs" name="test_torn_down" time="0.1" />
-<testcase classname="tests.project.test_runs" name="test_torn_down" time="0.1"><error message="no" /></testcase>
-<testcase classname="tests.project.test_runs" name="test_skipped" time="0.1"><skipped message="no" /></testcase>
-<testcase classname="" name="pytest" time="0.1"><error message="no" /></testcase>
-</testsuite></testsuites>
-"""
 HERE = "tests/project/test_runs.py"
 
 
@@ -26,18 +14,31 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+def lines(*tests: tuple[str, str, str]) -> str:
+    return "".join(json.dumps({"test": f"{HERE}::{t}", "when": w, "outcome": o, "s": 0.1}) + "\n" for t, w, o in tests)
+
+
 def test_a_test_counts_as_passed_when_each_of_its_cases_passed_in_every_run(tmp_path) -> None:
-    one = written(tmp_path, "one.xml", XML)
-    two = written(
+    fine = [("test_good[a]", "call", "passed"), ("test_good[b-[c::d]]", "call", "passed")]
+    one = written(
         tmp_path,
-        "two.xml",
-        XML.replace("test_in_a_class", "test_good[c]").replace('name="test_half[b]"', 'name="test_half[c]"'),
+        "one",
+        lines(
+            *fine,
+            ("TestClass::test_in_a_class", "call", "passed"),
+            ("test_half[a]", "call", "passed"),
+            ("test_torn_down", "call", "passed"),
+            ("test_torn_down", "teardown", "failed"),
+            ("test_skipped", "setup", "skipped"),
+        ),
     )
+    two = written(tmp_path, "two", lines(*fine, ("test_half[a]", "call", "failed")))
     made = runs.record("cuda", [one, two], {"date": "2026-11-30T01:00:00+00:00"})
     assert made["suite"] == {"device": "cuda", "passed": {HERE: ["test_good", "test_in_a_class"]}}
     counted = {figure["name"]: figure["median"] for figure in made["figures"]}
     assert counted["suite.one.passed"] == 5
-    assert [counted[f"suite.two.{outcome}"] for outcome in ("failure", "error", "skipped")] == [1, 1, 1]
+    assert [counted[f"suite.one.{outcome}"] for outcome in ("failed", "error", "skipped")] == [0, 1, 1]
+    assert counted["suite.two.failed"] == 1
 
 
 def test_the_newest_record_of_a_device_counts(tmp_path) -> None:
@@ -52,7 +53,14 @@ def test_what_passed_elsewhere_unchanged_is_claimed_there(monkeypatch) -> None:
     def claim(row: str, target: str, test: str) -> marks.Mark:
         return marks.Mark("feature", (row, target), HERE, test, 1)
 
-    found = [claim("K1", "cpu", "test_ran"), claim("K2", "cpu", "test_did_not"), claim("K3", "sim", "test_ran")]
+    found = [
+        claim("K1", "cpu", "test_ran"), claim("K2", "cpu", "test_did_not"), claim("K3", "sim", "test_ran"),
+        claim("K4", "cuda", "test_on_gpus"), claim("K5", "cuda", "test_elsewhere"), claim("K6", "cuda", "test_compiles"),
+    ]  # fmt: skip
     monkeypatch.setattr(features, "marks", lambda name: found)
-    monkeypatch.setattr(features, "recorded", lambda: {"cuda": ("a.json", {(HERE, "test_ran")})})
+    monkeypatch.setattr(features, "marked", lambda name: {(HERE, "test_on_gpus"), (HERE, "test_elsewhere")})
+    monkeypatch.setattr(
+        features, "recorded", lambda: {"cuda": ("a.json", {(HERE, "test_ran"), (HERE, "test_on_gpus")})}
+    )
     assert features.claims_of_runs() == [claim("K1", "cuda", "test_ran")]
+    assert features.claims_here() == [mark for mark in found if mark.test != "test_elsewhere"]

@@ -62,10 +62,8 @@ def test_200_kib_of_shared_memory_can_be_used(device, extra):
 def test_two_grids_that_wait_run_at_the_same_time(device, kernels):
     a, b = device.create_stream(), device.create_stream()
     w, first, second = (words(device, a, v) for v in ([0], [0] * 4, [0] * 4))
-    waiting = device.launch(
-        a, device.load_module(kernels.await_word), (4, 1, 1), args(w, 1, first), options("first", timeout_s=5)
-    )
-    barrier = device.load_module(kernels.barrier)
+    await_word, barrier = device.load_module(kernels.await_word), device.load_module(kernels.barrier)
+    waiting = device.launch(a, await_word, (4, 1, 1), args(w, 1, first), options("first", timeout_s=5))
     assert device.launch_sync(b, barrier, (4, 1, 1), args(second), options("second", timeout_s=5)) is None
     device.write_value(b, w, 1, 64)
     assert device.wait(waiting) is Status.DONE

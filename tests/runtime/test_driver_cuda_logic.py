@@ -22,9 +22,10 @@ from peertile.errors import (
     UsageError,
 )
 from peertile.memory_model import Cmp
-from peertile.runtime.driver import FaultKind, LaunchOptions, ShareKind, Status
-from peertile.runtime.drivers import cuda
+from peertile.runtime.driver import FaultKind, LaunchOptions, ShareKind, Status, Ticket
+from peertile.runtime.drivers import cuda, cuda_feeder, cuda_stream
 from peertile.runtime.drivers.cuda import CudaDriver
+from peertile.runtime.drivers.cuda_native import Lane
 from peertile.runtime.drivers.cuda_segments import Segments
 from peertile.testing.cuda_kernels import extra_kernel
 from peertile.testing.driver_suite import args, holding, options, raises, read_words, words
@@ -43,6 +44,31 @@ class TestSuiteOverStandIn(CudaSuite):
     @pytest.fixture
     def device(self, shared_device):
         return shared_device
+
+    @pytest.fixture
+    def kernels(self):
+        return SUITE
+
+    @pytest.fixture
+    def extra(self):
+        return lambda entry: extra_kernel(b"python", entry)
+
+
+@pytest.fixture(scope="module")
+def fed_device():
+    """Its feeder is woken by every launch that follows another one, whatever the host has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_feeder, "LEAST_CORES", 1)
+        patch.setattr(cuda_stream, "AFTER", 0)
+        device = CudaDriver(api=FakeCuda()).open()
+        yield device
+        device.close()
+
+
+class TestSuiteWithFeeder(CudaSuite):
+    @pytest.fixture
+    def device(self, fed_device):
+        return fed_device
 
     @pytest.fixture
     def kernels(self):
@@ -579,6 +605,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.runtime.fake_cuda import FakeCuda
 from peertile.errors import UsageError
 from peertile.runtime.drivers.cuda import CudaDriver
+from peertile.runtime.drivers.cuda_native import Lane
 
 driver = CudaDriver(api=FakeCuda())
 device = driver.open()
@@ -620,3 +647,98 @@ def test_print_options_are_handed_over_once_for_each_launch(device):
         device.launch(s, module, (2, 1, 1), b"", o)
     device.wait(device.last_ticket(s))
     assert sorted(got) == [(0, 3, b"hello")] * 3 + [(1, 3, b"hello")] * 3
+
+
+# ---------------------------------------------------------------- the feeder
+
+
+def posted(device, s, launch, block, count):
+    """The numbers of so many launches, one by one; most of them go through the feeder."""
+    return [device.enqueue(s, launch, block) for _ in range(count)]
+
+
+def test_the_feeder_makes_launches_in_order(fed_device):
+    device, s = fed_device, fed_device.create_stream()
+    at = words(device, s, [1, 0])
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    first = device.last_ticket(s).sequence
+    numbers = posted(device, s, add, args(at, at + 8, at + 8), 1500)
+    assert numbers == list(range(first + 1, first + 1501))
+    numbers += device.launch_many(s, [(add, args(at, at + 8, at + 8))] * 300)
+    assert device.last_ticket(s).sequence == numbers[-1] == first + 1800
+    assert device.wait(device.last_ticket(s), 20) is Status.DONE
+    assert read_words(device, s, at + 8, 1) == [1800]
+    assert s.lane[Lane.HEAD] > 100
+    assert s.lane[Lane.HEAD] == s.lane[Lane.DONE]
+
+
+def test_what_is_posted_comes_before_everything_else_on_the_stream(fed_device):
+    device, s = fed_device, fed_device.create_stream()
+    at = words(device, s, [1, 0])
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    for n in range(1, 30):
+        posted(device, s, add, args(at, at + 8, at + 8), 20)
+        device.fill(s, at + 8, 7 * n, 8, 1)
+        posted(device, s, add, args(at, at + 8, at + 8), 3)
+        assert read_words(device, s, at + 8, 1) == [7 * n + 3]
+        assert device.run_prepared(s, add, args(at, at + 8, at + 8)) is None
+    assert read_words(device, s, at + 8, 1) == [7 * 29 + 4]
+
+
+def test_a_launch_that_the_driver_refuses_in_the_feeder_fails_and_those_behind_it_do_not_run(fed_device, monkeypatch):
+    device, s = fed_device, fed_device.create_stream()
+    api = device.api
+    at = words(device, s, [1, 0])
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    posted(device, s, add, args(at, at + 8, at + 8), 40)
+    assert device.wait(device.last_ticket(s), 20) is Status.DONE
+    real, count = api.launch, 0
+
+    def launch(*given):
+        nonlocal count
+        count += 1
+        if count == 15:
+            raise api.error("LAUNCH_OUT_OF_RESOURCES", "cuLaunchKernel")
+        real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "launch", launch)
+        numbers, refused = [], None
+        try:
+            numbers = posted(device, s, add, args(at, at + 8, at + 8), 40)
+        except LaunchError as error:  # made by the caller, as the feeder was asleep
+            refused = error
+        if refused is None:
+            tickets = [Ticket(s, number, "add") for number in numbers]
+            assert device.wait(tickets[-1], 20) is Status.SKIPPED
+            statuses = [device.query(t) for t in tickets]
+            assert statuses[:14] == [Status.DONE] * 14
+            assert statuses[14] is Status.FAULTED
+            assert set(statuses[15:]) == {Status.SKIPPED}
+            record = device.fault(tickets[14])
+            assert record.kind is FaultKind.DEVICE
+            assert "OUT_OF_RESOURCES" in str(record.error)
+            assert device.take_fault(s) is not None
+    assert device.wait(device.last_ticket(s), 20) is not Status.PENDING
+    before = read_words(device, s, at + 8, 1)
+    posted(device, s, add, args(at, at + 8, at + 8), 10)
+    assert read_words(device, s, at + 8, 1) == [before[0] + 10]
+
+
+def test_the_feeder_serves_streams_beside_each_other(fed_device):
+    device = fed_device
+    streams = [device.create_stream() for _ in range(4)]
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    places = [words(device, s, [1, 0]) for s in streams]
+
+    def submit(s, at):
+        posted(device, s, add, args(at, at + 8, at + 8), 300)
+
+    threads = [threading.Thread(target=submit, args=pair) for pair in zip(streams, places, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [read_words(device, s, at + 8, 1) for s, at in zip(streams, places, strict=True)] == [[300]] * 4
+    for s in streams:
+        device.destroy_stream(s)

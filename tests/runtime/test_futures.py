@@ -49,7 +49,7 @@ def values(tensor):
 LOOPS = {"asyncio": lambda main: asyncio.run(main()), "trio": lambda main: trio.run(main)}
 
 
-@pytest.fixture(params=list(LOOPS))
+@pytest.fixture(params=["asyncio", pytest.param("trio", marks=pytest.mark.native_only)])
 def run(request):
     return LOOPS[request.param]
 
@@ -57,6 +57,7 @@ def run(request):
 # ---------------------------------------------------------------- the same suite on every path
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H8", "cpu")
 def test_awaiting_gives_the_result_on_every_path(completion_path, run):
     async def main():
@@ -72,6 +73,7 @@ def test_awaiting_gives_the_result_on_every_path(completion_path, run):
     assert values(one) == [64] * 8
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H8", "cpu")
 def test_many_awaits_at_once_on_every_path(completion_path):
     async def main():
@@ -83,6 +85,7 @@ def test_many_awaits_at_once_on_every_path(completion_path):
     assert [values(t)[0] for t in asyncio.run(main())] == [2 * k for k in range(60)]
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H9", "cpu")
 def test_a_fault_reaches_the_awaiting_future_on_every_path(completion_path, run, hold):
     stream, other = pt.current_device().stream(), pt.current_device().stream()
@@ -104,6 +107,7 @@ def test_a_fault_reaches_the_awaiting_future_on_every_path(completion_path, run,
     run(main)
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H10", "cpu")
 def test_a_cancelled_await_neither_cancels_nor_waits_on_every_path(completion_path, run, hold):
     stream = pt.current_device().stream()
@@ -133,6 +137,7 @@ def test_a_cancelled_await_neither_cancels_nor_waits_on_every_path(completion_pa
         assert run(asyncio_main if run is LOOPS["asyncio"] else trio_main) == [3] * 4
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H8", "cpu")
 def test_a_loop_of_ones_own_polls(completion_path, hold):
     stream = pt.current_device().stream()
@@ -173,6 +178,7 @@ def test_awaiting_inside_a_closure_is_refused(run):
     assert run(main) == 1
 
 
+@pytest.mark.native_only
 def test_two_loops_in_two_threads_share_the_reactor(completion_path):
     got = []
 
@@ -212,6 +218,7 @@ def test_nothing_is_submitted_before_the_first_poll():
     assert (values(x), future.is_done(), future.poll()) == ([2] * 4, True, True)
 
 
+@pytest.mark.native_only
 def test_waiting_has_a_bound_and_can_be_taken_up_again(hold):
     stream = pt.current_device().stream()
     with hold(stream):
@@ -290,6 +297,7 @@ def test_a_wait_that_times_out_fails_its_future_and_other_devices_go_on():
     other.close()
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H8", "cpu")
 def test_the_reactor_parks_and_slots_come_back(monkeypatch):
     fresh = reactors.Reactor(8)
@@ -356,6 +364,7 @@ def child(code):
     )
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H10", "cpu")
 def test_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
     done = child(
@@ -376,13 +385,14 @@ def test_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
-@pytest.mark.cpu_only
+@pytest.mark.native_only
 @pytest.mark.feature("H10", "cpu")
 def test_a_forked_child_is_told_and_frees_nothing():
     done = child(
         """
         x = pt.full(4, 3, pt.f32)
         y = pt.op.dup(x).shared(); y.sync()
+        import warnings; warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
         pid = os.fork()
         if pid == 0:
             try:

@@ -170,6 +170,7 @@ def test_replays_take_leases_on_the_stream_that_launches(stream, hold):
     assert values(y) == [4] * 4
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H12", "cpu")
 def test_several_captures_and_graphs_side_by_side():
     device = pt.current_device()
@@ -323,6 +324,7 @@ def test_channels_in_graphs_count_on_from_replay_to_replay(stream):
         del graph
 
 
+@pytest.mark.native_only
 def test_a_stream_that_is_captured_takes_no_other_work(stream):
     x = pt.ones(4, pt.f32)
     errors = []

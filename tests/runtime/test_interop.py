@@ -337,6 +337,7 @@ def test_out_of_memory_says_what_was_asked_used_and_free_and_lets_go_first():
     assert (device.memory().in_use, device.memory().free, device.memory().peak >= 1 << 19) == (0, 1 << 20, True)
 
 
+@pytest.mark.native_only
 def test_the_last_reference_may_go_on_any_thread():
     device = pt.current_device()
     gc.collect()
@@ -441,6 +442,7 @@ def test_a_mapped_partition_visits_every_tile_once():
     assert (z.numpy() == 4).all()
 
 
+@pytest.mark.native_only
 def test_raw_addresses_are_ordered_by_waiting():
     x = pt.zeros(4, pt.f32)
     pt.op.fill(x, 2).submit()

@@ -246,6 +246,7 @@ def test_partition_does_not_consume():
 # ---------------------------------------------------------------- the host
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("H11", "cpu")
 def test_the_host_waits_for_what_it_reads_and_writes(streams, hold):
     a, _ = streams

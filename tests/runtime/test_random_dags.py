@@ -19,7 +19,7 @@ from peertile.errors import DeviceFault, LeaseError
 from peertile.runtime.drivers.cpu import CpuDriver
 from peertile.runtime.reactor import SLOTS
 
-pytestmark = pytest.mark.any_device
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only]
 
 N, TENSORS, STREAMS = 64, 5, 3
 

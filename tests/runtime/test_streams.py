@@ -65,18 +65,18 @@ def test_policies_are_anything_with_stream_for_and_differ_per_device():
     other.close()
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda d: pt.RoundRobin(d, streams=0), "streams: expected an integer >= 1, got 0"),
-        (lambda d: pt.RoundRobin(d, priority=7), "priority: expected 0 to 0 on cpu:0, got 7"),
+        (lambda d: pt.RoundRobin(d, priority=7), "priority: expected {} to {} on {}, got 7"),
     ],
 )
 def test_wrong_policies_are_refused(make, message):
+    device = pt.current_device()
     with pytest.raises(ArgumentError) as caught:
-        make(pt.current_device())
-    assert str(caught.value) == message
+        make(device)
+    assert str(caught.value) == message.format(*sorted(device.capabilities.stream_priorities), device.name)
 
 
 def test_streams_run_at_the_same_time():
@@ -97,6 +97,7 @@ def test_sync_on_an_idle_stream_runs_on_the_calling_thread():
     assert {t.name for t in threading.enumerate() if "stream" in t.name} - before == set()
 
 
+@pytest.mark.native_only
 def test_waiting_for_a_stream_tells_of_faults_and_has_a_bound(hold):
     stream = pt.current_device().stream("s")
     x = pt.zeros(4, pt.f32)
@@ -168,7 +169,6 @@ def test_signals_are_checked_before_the_driver(make, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.cpu_only
 @pytest.mark.feature("D5", "cpu")
 def test_a_signal_of_another_device_is_refused():
     other = pt.open_device(ordinal=1)
@@ -176,16 +176,14 @@ def test_a_signal_of_another_device_is_refused():
     word = pt.zeros(1, pt.u32)
     with pytest.raises(ArgumentError) as caught:
         pt.op.set_signal(word, 1).sync_on(stream)
-    assert str(
-        caught.value
-    ) == "set_signal: expected a stream of cpu:1, got theirs of cpu:1; run it on its own device".replace(
-        "a stream of cpu:1", "a stream of cpu:0"
+    here = pt.current_device().name
+    assert (
+        str(caught.value) == f"set_signal: expected a stream of {here}, got theirs of cpu:1; run it on its own device"
     )
     del stream
     other.close()
 
 
-@pytest.mark.cpu_only
 @pytest.mark.feature("D5", "cpu")
 def test_the_watchdog_releases_the_stream_and_fails_the_op_and_what_follows():
     stream = pt.current_device().stream()
@@ -194,7 +192,8 @@ def test_the_watchdog_releases_the_stream_and_fails_the_op_and_what_follows():
     with pytest.raises(WaitTimeout) as caught:
         future.wait(20)
     assert str(caught.value) == "wait_eq: nothing came within 0.02 s; expected 7, last seen 3 in wait_eq"
-    assert values(x) == [0] * 4
+    # What the hardware has been given behind the wait it runs, and the host counts as skipped.
+    assert values(x) in ([[0] * 4] if pt.current_device().target is None else [[0] * 4, [1] * 4])
     pt.op.fill(x, 2).sync_on(stream)
     assert values(x) == [2] * 4
 

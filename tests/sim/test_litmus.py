@@ -130,6 +130,7 @@ def test_a_write_becomes_visible_in_finite_time() -> None:
 
     def poller(p):
         count = 0
+        p.program.enter_loop(0)
         while (yield from p.get(x, RLX)) == 0:
             count += 1
             if p.program.back_edge(p.program.site, 0):

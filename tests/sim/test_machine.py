@@ -61,6 +61,7 @@ def test_a_loop_that_polls_without_effect_waits() -> None:
     f = Cell("f")
 
     def poller(p):
+        p.program.enter_loop(0)
         while (yield from p.get(f)) == 0:
             if p.program.back_edge(p.program.site, 0):
                 yield True
@@ -262,6 +263,7 @@ def test_exchanges_that_change_nothing_are_no_progress() -> None:
     lock = Cell("lock")
 
     def probe(p):
+        p.program.enter_loop(0)
         while (yield from p.add(lock, 3, Order.ACQ_REL, rmw=Rmw.XCHG)) != 2:
             if p.program.back_edge(p.program.site, 0):
                 yield True

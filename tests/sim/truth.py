@@ -65,8 +65,8 @@ def deadlocks(programs: Programs) -> bool:
     )
 
 
-def as_case(programs: Programs, **options) -> Case:
-    """The same programs on the machine."""
+def as_case(programs: Programs, *, polls: bool = False, **options) -> Case:
+    """The same programs on the machine; with `polls` their waits are loops of reads."""
     names = {op[1] for program in programs for op in program}
     cells = {name: Cell(name) for name in sorted(names)}
 
@@ -82,6 +82,8 @@ def as_case(programs: Programs, **options) -> Case:
                     yield from p.add(cell, op[2])
                 elif op[0] == "put":
                     yield from p.put(cell, op[2])
+                elif polls:
+                    yield from p.poll(cell, op[2])
                 else:
                     yield from p.wait(cell, op[2])
 

@@ -12,7 +12,7 @@ from peertile.cli.bench_kernels import vector_add
 from peertile.errors import ArgumentError, UnsupportedError, UsageError
 from peertile.tuning import Rules
 
-pytestmark = pytest.mark.any_device
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only]
 
 QUICK = Rules(screen=1, rounds=3, batch_s=1.0)
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import tuning_ranks
 
-pytestmark = pytest.mark.any_device
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only]
 
 QUICK = Rules(screen=1, rounds=3, batch_s=1.0)
 THREADS = pt.RankModel.THREADS
@@ -184,7 +184,7 @@ def test_no_candidate_left_is_said_on_every_rank(clock, tmp_path):
     assert texts[0] == "autotune(fill): no candidate is left: 0: rank 0: ValueError: rank 0 cannot do 0"
 
 
-@pytest.mark.processes(2)
+@pytest.mark.gpus(2)
 @pytest.mark.feature("A7", "cpu")
 @pytest.mark.slow
 def test_processes_take_one_winner_and_find_it_again(tmp_path):

@@ -236,7 +236,6 @@ def test_a_tile_at_an_element_is_padded_and_clipped_at_the_edge(k):
     np.testing.assert_array_equal(z.numpy(), np.pad(VECTOR[k:], (0, 16), constant_values=np.nan)[:16])
 
 
-@pytest.mark.cpu_only
 @pytest.mark.parametrize("k", [0, 3, 84, 99])
 def test_a_tile_is_stored_at_an_element_and_nothing_beside_it(k):
     with pt.SymmetricHeap(pt.init(), 1 << 16) as heap:

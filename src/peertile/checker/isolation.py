@@ -189,6 +189,9 @@ def _own_numbers(module: Any, source: Any) -> list[Patch]:
 
 
 def _swap_task(loop: Any, task: Any) -> Any:
-    """The task that the loop runs, with another one in its place. Python 3.14 keeps it for each thread, not loop."""
+    """The task that the loop runs, with another one in its place. Python 3.14 keeps it for each thread, not loop; 3.12
+    takes out a task that is there, and nothing else."""
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
-    return swap(loop, task) if swap is not None else None
+    if swap is None or (task is None and asyncio.current_task(loop) is None):
+        return None
+    return swap(loop, task)

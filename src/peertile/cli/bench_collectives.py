@@ -34,7 +34,7 @@ from peertile.kernel import kernel
 from peertile.library.collectives import AnyTensor, Collectives
 from peertile.testing.measure import Figure
 
-__all__ = ["BATCH_S", "SIZES", "bench_allreduce", "mpi_python", "per_call"]
+__all__ = ["BATCH_S", "SIZES", "bench_allreduce", "bind", "mpi_python", "per_call"]
 
 SIZES = tuple(1 << k for k in (10, 12, 14, 16, 18, 20, 22, 24, 26))
 """Bytes of a message."""
@@ -85,6 +85,15 @@ def _call(comm: Collectives, x: AnyTensor, out: AnyTensor) -> Callable[[], objec
     return lambda: comm.all_reduce(x, out).sync()
 
 
+def bind(group: Group) -> None:
+    """This thread to a core of its own, as mpirun does with its ranks: where processors are virtual, the system may
+    leave two of them on one while the other has nothing to do."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= group.size:
+            os.sched_setaffinity(0, {cores[group.rank]})
+
+
 def _rank(group: Group) -> dict[str, float]:
     """What one rank measures."""
 
@@ -93,6 +102,7 @@ def _rank(group: Group) -> dict[str, float]:
 
     found: dict[str, float] = {}
     with Collectives(group) as comm, SymmetricHeap(group, size_bytes=4 * max(SIZES)) as heap:
+        bind(group)
         for size in SIZES:
             count = size // 4
             x, out = asarray(np.full(count, 1.0 + group.rank, np.float32)), empty((count,), f32)

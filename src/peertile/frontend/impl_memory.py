@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import peertile.language as T
-from peertile.frontend.convert import broadcast_to, constant, index_scalar, shape_arg
+from peertile.frontend.convert import broadcast_to, constant, flag_arg, index_scalar, shape_arg
 from peertile.frontend.groups import check_range, num_ranks_of, rank_of
 from peertile.frontend.impl_tiles import enum_arg, known_tuple
 from peertile.frontend.orders import order_arg, scope_of_atomic
@@ -169,16 +169,17 @@ def _exclusive_store(b: Build, self: Abstract, tile: Abstract) -> Abstract:
 
 
 @implements(T.Exclusive.tiles)
-def _tiles(b: Build, self: Abstract, dealt: Abstract = NONE) -> Abstract:
+def _tiles(b: Build, self: Abstract, dealt: Abstract = NONE, down: Abstract = NONE) -> Abstract:
     assert isinstance(self, Exclusive)
+    is_down = down != NONE and flag_arg(b, down, f"`{self.name}.tiles`: down")
     if dealt == NONE:
-        return TilesIterator(self)
+        return TilesIterator(self, None, is_down)
     if not self.partition.persistent:
         b.fail(
             f"`{self.name}.tiles`: dealt: expected a persistent partition, whose programs have several tiles; "
             "leave dealt out, or make the partition persistent"
         )
-    return TilesIterator(self, index_scalar(b, dealt, f"`{self.name}.tiles`: dealt"))
+    return TilesIterator(self, index_scalar(b, dealt, f"`{self.name}.tiles`: dealt"), is_down)
 
 
 @implements(T.Exclusive.num_tiles)

@@ -381,11 +381,12 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
     """This program's tiles: several when persistent, its own one otherwise."""
     z = it.exclusive
     program = b.builder.value(ops.ProgramId, (), INDEX, axis=0)
-    if z.partition.persistent:
-        step = b.builder.value(ops.NumPrograms, (), INDEX, axis=0)
+    if z.partition.persistent or it.is_down:
         total, *more = num_tiles(b, z.view, z.partition.tile_shape)
         for n in more:
             total = b.builder.value(ops.BinaryOp, (total, n), INDEX, fn=Binary.MUL)
+    if z.partition.persistent:
+        step = b.builder.value(ops.NumPrograms, (), INDEX, axis=0)
         if z.partition.spare:
             # The number is part of the type, so all programs agree on who owns what.
             spare = constant(b, z.partition.spare, i64)
@@ -400,7 +401,12 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
         one = constant(b, 1, i64)
         bounds = program, b.builder.value(ops.BinaryOp, (program, one), INDEX, fn=Binary.ADD), one
 
+    if it.is_down:
+        highest = b.builder.value(ops.BinaryOp, (total, constant(b, 1, i64)), INDEX, fn=Binary.SUB)
+
     def body(linear: Value) -> Flow:
+        if it.is_down:
+            linear = b.builder.value(ops.BinaryOp, (highest, linear), INDEX, fn=Binary.SUB)
         index = tuple(b.builder.emit(ops.TileIndex, (z.view, linear), [INDEX] * z.type.rank).results)
         _bind(b, node.target, ExclusiveTile(z.name, z.view, index))
         return _trip(b, node.body)

@@ -358,10 +358,11 @@ class StaticIterator(Abstract):
 
 @dataclass(frozen=True)
 class TilesIterator(Abstract):
-    """`z.tiles(dealt)`; None where nothing has been dealt before."""
+    """`z.tiles(dealt)`; None where nothing has been dealt before. `is_down`: from the last tile on."""
 
     exclusive: Exclusive
     dealt: Value | None = None
+    is_down: bool = False
 
 
 @dataclass(frozen=True)

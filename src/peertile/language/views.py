@@ -113,12 +113,14 @@ class Exclusive(ExclusiveTile):
     """
 
     @word
-    def tiles(self, dealt: Any = None) -> Iterator[ExclusiveTile]:
+    def tiles(self, dealt: Any = None, down: bool = False) -> Iterator[ExclusiveTile]:
         """This program's tiles in turn; exactly one when the partition is not persistent.
 
         Tiles are dealt to the programs one by one, from program 0 on. `dealt` is how many have been dealt before, of
         other partitions of the launch, the same number in every program: the dealing goes on where that ended, so
         that a program which got one tile more of the one partition gets one less of the other.
+
+        `down` deals from the last tile on: where later tiles take longer, the short ones fill what is left at the end.
 
         Example::
 

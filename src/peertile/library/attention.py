@@ -123,12 +123,14 @@ def _attend(
 ) -> DeviceOp[Any]:
     rows, keys = 64, 128
     if q.device.driver.kind is DriverKind.CUDA:
-        rows, keys = (128, 128) if q.dtype.itemsize == 2 and q.shape[3] <= 128 and q.shape[2] > 64 else (64, 64)
+        rows, keys = (64, 64) if q.dtype.itemsize == 2 else (32, 32)  # f32 is multiplied without tensor cores
+        if q.dtype.itemsize == 2 and q.shape[3] <= 128 and q.shape[2] > 64:
+            rows, keys = 128, 128
     rows, keys = min(power_of_two(q.shape[2]), rows), min(power_of_two(k.shape[2]), keys)
     # Unread without lengths: any tensor will do, and the queries are there.
     return attention_kernels.attend(
-        y.partition((1, 1, rows, None)), q, k, v, q if lengths is None else lengths, abs(scale) * LOG2_E,
-        BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
+        y.permute(2, 0, 1, 3).partition((rows, 1, 1, None)), q, k, v, q if lengths is None else lengths,
+        abs(scale) * LOG2_E, BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
     )  # fmt: skip
 
 
@@ -248,8 +250,10 @@ def rope(
     z = output("rope", out, x.shape, x.dtype, x.device)
     if not z.size:
         return value(z, device=x.device)
-    part = z.partition((1, 1, min(power_of_two(tokens), 16), None))
-    op = layer_kernels.rope(part, x, cosine, sine, positions, PAIRED=pairs is RotaryPairs.NEIGHBOURS)
+    part = z.partition((1, min(power_of_two(x.shape[1]), 4), min(power_of_two(tokens), 16), None))
+    op = layer_kernels.rope(
+        part, x, cosine, sine, positions, PAIRED=pairs is RotaryPairs.NEIGHBOURS, WHOLE=power_of_two(dim) == dim
+    )
     return op.map(lambda *_: z)
 
 

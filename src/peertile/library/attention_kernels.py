@@ -39,10 +39,14 @@ def attend_blocks(
                 seen = seen & (at[None, :] <= when[:, None])
             score = T.where(seen, score, float("-inf"))
         peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
-        base = peak
         if MASKED:
             base = T.where(peak == float("-inf"), 0.0, peak)  # no key seen yet: -inf - -inf is NaN
-        weight = T.exp2(T.fma(score, scale, -base))
+            weight = T.exp2(T.fma(score, scale, -base))
+        else:
+            # Less than 2^-126 of the greatest weight counts as that much, which is nothing beside it, and spares what
+            # exponentials of smaller numbers take.
+            base = peak
+            weight = T.exp2(T.maximum(T.fma(score, scale, -base), -126.0))
         kept = T.exp2(best - base)
         norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
         acc = T.mma(weight.astype(v.dtype), value, acc * kept)
@@ -55,38 +59,40 @@ def attend(
     o: T.Exclusive, q: T.Shared, k: T.Shared, v: T.Shared, lengths: T.Shared, scale: T.f32, BK: T.Const[int],
     CAUSAL: T.Const[bool], BOUNDED: T.Const[bool], NEGATED: T.Const[bool], STAGES: T.Const[int] = 2,
 ) -> None:  # fmt: skip
-    """o[b, h] = softmax(±scale ln 2 · q[b, h] k[b, g]^T) v[b, g] for the group g of head h; a program for BQ queries.
+    """o[:, b, h] = softmax(±scale ln 2 · q[b, h] k[b, g]^T) v[b, g] for the group g of head h, BQ queries a program.
     Minus with NEGATED: the scale itself is not negative.
 
     Keys from `lengths[b]` on are left out with BOUNDED, and so, with CAUSAL, are keys later than the query, when the
     last query is as late as the last key. A query that sees no key gives 0.
     """
-    b, h, i, _ = o.index
-    BQ, D = o.tile_shape[2], o.tile_shape[3]
-    group = h // (q.shape[1] // k.shape[1])
-    keys = k.shape[2]
-    stop = keys
-    if BOUNDED:
-        stop = T.clamp(T.reshape(lengths.load((b,), (1,)), ()).astype(T.i64), 0, keys)
-    last = stop
-    shift = keys - q.shape[2]
-    whole = stop // BK  # blocks that all queries see all of
-    if CAUSAL:
-        last = T.clamp((i + 1) * BQ + shift, 0, stop)
-        whole = T.clamp(i * BQ + shift + 1, 0, stop) // BK
-    when = i * BQ + T.iota(BQ) + shift
-    query = T.reshape(q.load((b, h, i, 0), (1, 1, BQ, D)), (BQ, D))
-    if NEGATED:
-        query = -query
-    best = T.full((BQ, 1), float("-inf"), T.f32)
-    norm = T.zeros((BQ, 1), T.f32)
-    acc = T.zeros((BQ, D), T.f32)
-    best, norm, acc = attend_blocks(
-        query, best, norm, acc, k, v, b, group, T.i64(0), whole, stop, when, scale, BK, False, CAUSAL, BOUNDED, STAGES
-    )
-    best, norm, acc = attend_blocks(
-        query, best, norm, acc, k, v, b, group, whole, T.cdiv(last, BK), stop, when, scale, BK, True, CAUSAL, BOUNDED,
-        STAGES,
-    )  # fmt: skip
-    out = T.where(norm == 0.0, 0.0, acc / norm)
-    o.store(T.reshape(out, (1, 1, BQ, D)).astype(o.dtype))
+    BQ, D = o.tile_shape[0], o.tile_shape[3]
+    for tile in o.tiles(down=True):  # with CAUSAL later queries see more keys: the longest first
+        i, b, h, _ = tile.index
+        group = h // (q.shape[1] // k.shape[1])
+        keys = k.shape[2]
+        stop = keys
+        if BOUNDED:
+            stop = T.clamp(T.reshape(lengths.load((b,), (1,)), ()).astype(T.i64), 0, keys)
+        last = stop
+        shift = keys - q.shape[2]
+        whole = stop // BK  # blocks that all queries see all of
+        if CAUSAL:
+            last = T.clamp((i + 1) * BQ + shift, 0, stop)
+            whole = T.clamp(i * BQ + shift + 1, 0, stop) // BK
+        when = i * BQ + T.iota(BQ) + shift
+        query = T.reshape(q.load((b, h, i, 0), (1, 1, BQ, D)), (BQ, D))
+        if NEGATED:
+            query = -query
+        best = T.full((BQ, 1), float("-inf"), T.f32)
+        norm = T.zeros((BQ, 1), T.f32)
+        acc = T.zeros((BQ, D), T.f32)
+        best, norm, acc = attend_blocks(
+            query, best, norm, acc, k, v, b, group, T.i64(0), whole, stop, when, scale, BK, False, CAUSAL, BOUNDED,
+            STAGES,
+        )  # fmt: skip
+        best, norm, acc = attend_blocks(
+            query, best, norm, acc, k, v, b, group, whole, T.cdiv(last, BK), stop, when, scale, BK, True, CAUSAL,
+            BOUNDED, STAGES,
+        )  # fmt: skip
+        out = T.where(norm == 0.0, 0.0, acc / norm)
+        tile.store(T.reshape(out, (BQ, 1, 1, D)).astype(o.dtype))

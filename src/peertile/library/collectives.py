@@ -34,6 +34,7 @@ from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
 from peertile.runtime.driver import DriverKind
+from peertile.runtime.launched import Launched
 from peertile.runtime.op import DeviceOp, ExecutionContext
 from peertile.runtime.registry import current_device
 from peertile.runtime.site import call_site
@@ -102,6 +103,20 @@ class CollectiveOp(DeviceOp[T]):
         for launch in call.launches:
             launch._execute(context)  # not spent by it: a kept launch is executed again by the next op
         return self._result
+
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, T]:
+        communicator, call = self._communicator, self._call
+        kept = call.only
+        if (
+            kept is None
+            or call.staging is not None
+            or communicator.checked
+            or communicator._closed
+            or stream.device is not communicator.device
+        ):
+            return super()._submitted(stream)
+        # The shortest way: one launch, which is its own submission.
+        return kept.launch.submitted_at(stream, self._site), self._result
 
     def _run_to_end(self, stream: Stream) -> T:
         communicator, call = self._communicator, self._call

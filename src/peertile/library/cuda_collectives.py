@@ -127,7 +127,9 @@ class GpuPlans:
             return None
         if choice.algorithm is Algorithm.FILLED:
             if family is Family.ALL_REDUCE and nbytes % 8 == 0 and dtype.is_float and dtype.itemsize in (2, 4):
-                return Shape(Algorithm.FILLED, self.programs, choice.tile_bytes // 8)
+                once = nbytes <= self.programs * choice.tile_bytes
+                programs = self.programs if once else max(self.programs // 2, 1)
+                return Shape(Algorithm.FILLED, programs, choice.tile_bytes // 8)
             choice = UNFILLED[nbytes <= FLAGGED_BYTES]
         if choice.algorithm is Algorithm.FLAGGED and words and (dtype.itemsize in (2, 4) or not family.reduces):
             return Shape(Algorithm.FLAGGED, self.programs, choice.tile_bytes // 4)

@@ -1,9 +1,12 @@
 """The kernels of the collectives on GPUs, in the public language. Who chooses among them is in cuda_collectives.py.
 
-Two ways to exchange a tile with the same program of every other rank, each in one step:
+Three ways to exchange a tile with the same program of every other rank, each in one step:
 
 - *flagged*: every 32-bit word travels with the number of its turn in one indivisible store, and the receiver looks at
   the words themselves. One flight over the link and no signal, for twice the bytes: for small messages.
+- *filled*: places are empty, all ones, until a 64-bit word comes, and are emptied as it is taken. One flight, no
+  signal, and the bytes once, for what can spare one of its values: sums of floats, which have many NaNs. (The idea is
+  Lamport's queue; the one-shot all-reduce of TensorRT-LLM does it with -0.)
 - *pushed*: the tile is stored into the peer's memory, then a signal is released. Two flights, the bytes once.
 
 Data is pushed, never pulled: a store over NVLink is worth more than a load, and nobody waits for it.
@@ -13,11 +16,12 @@ replayed graph go on where the last one ended. How a slot is reused, the invaria
 handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
 t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
-grids and counts are equal.
+grids and counts are equal. Filled places are emptied before the next turn is sent, and are written again three turns
+later: flights to and fro lie in between, and mostly the end of a launch.
 
 Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
 a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken
-for too late; pushed tiles are preceded by a word that has all of it.
+for too late; pushed and filled tiles come with a word that has all of it.
 
 Where a tile needs one axis it has one: finding the row and column of a tile takes a division.
 

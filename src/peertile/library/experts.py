@@ -11,7 +11,7 @@ from typing import Any
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
-from peertile.dtypes import DType, f32, i32, i64
+from peertile.dtypes import DType, f32, i32, i64, u64
 from peertile.errors import ArgumentError, UsageError
 from peertile.library import experts_kernels
 from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
@@ -20,9 +20,9 @@ from peertile.runtime.tensor import Tensor
 
 __all__ = ["Dispatched", "Experts"]
 
-COUNTED = 8192
+COUNTED = 2048
 """Pairs of a choice and an expert that are looked at together, at most."""
-MOVED = {False: 512, True: 4096}
+MOVED = {False: 512, True: 2048}
 """Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
@@ -109,7 +109,7 @@ class Experts(FusedBase):
         self._counts = self._own(heap.zeros((2 * size, wide), i32))
         self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
         self._places = self._own(heap.empty((most,), i32))
-        self._ready = self._own(heap.zeros((size,), i64), is_words=True)
+        self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
         self._done = self._own(heap.signal(slots=self.programs))
         self._last: Dispatched | None = None
 
@@ -139,10 +139,11 @@ class Experts(FusedBase):
         received = self.device.empty((self.on_rank, 1), i64)
         sent = self._last = Dispatched(self._rows, received, flat)
         launch: DeviceOp[Any] = experts_kernels.dispatch(
-            received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._hello, self._rows,
-            self._counts, self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
-            self._number(name), L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile, EP=self._wide,
-            BS=max(1, min(64, COUNTED // self._wide)), BH=min(power_of_two(self.width), MOVED[self._on_gpu]),
+            received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._rows, self._counts,
+            self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
+            self._number(name) & 0xFFFFFF, L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile,
+            EP=self._wide, BS=max(1, min(64, COUNTED // self._wide)),
+            BH=min(power_of_two(self.width), MOVED[self._on_gpu]),
         )  # fmt: skip
         return launch.map(lambda *_: sent)
 
@@ -179,8 +180,8 @@ class Experts(FusedBase):
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
         launch: DeviceOp[Any] = experts_kernels.combine(
-            z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made, sent.ids,
-            weights.reshape(weights.size), self._hello, self._places, self._done, self.places, self._number(name, columns),
-            L=self.on_rank, K=self.top_k,
+            z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
+            sent.ids, weights.reshape(weights.size), self._hello, self._places, self._done, self.places,
+            self._number(name, columns), L=self.on_rank, K=self.top_k,
         )  # fmt: skip
         return launch.map(lambda *_: z)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import peertile.language as T
 from peertile.kernel import kernel
-from peertile.library.fused_kernels import check, greet, meet
+from peertile.library.fused_kernels import DIFFERENT, meet
 
 __all__ = ["combine", "dispatch"]
 
@@ -27,9 +27,9 @@ TOGETHER = 4
 
 def chosen(ids: T.Shared, t: T.Tile, BT: int, EP: int) -> T.Tile:
     """Of tile t of the choices and each expert: 1 where the choice is that expert's, [BT, EP]."""
-    at = t * BT + T.iota(BT)
-    inside = at < ids.shape[0]
-    return T.where((ids.load((t,), (BT,)).astype(T.i32)[:, None] == T.iota(EP)[None, :]) & inside[:, None], 1, 0)
+    inside = t * BT + T.iota(BT) < ids.shape[0]
+    which = T.where(inside, ids.load((t,), (BT,)).astype(T.i32), T.i32(-1))
+    return T.where(which[:, None] == T.iota(EP)[None, :], T.i32(1), T.i32(0))
 
 
 def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
@@ -43,17 +43,16 @@ def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
 
 def summed(counts: T.Shared, first: T.Tile, last: T.Tile, BS: int, EP: int) -> T.Tile:
     """The sum of rows `first` to `last` of counts [rows, EP]."""
+    part = counts.slice((first, 0), (last - first, EP))
     total = T.zeros((EP,), T.i32)
-    for s in T.range(first // BS, T.cdiv(last, BS)):
-        row = s * BS + T.iota(BS)
-        some = counts.load((s, 0), (BS, EP))
-        total += T.sum(T.where(((row >= first) & (row < last))[:, None], some, 0), axis=0)
+    for s in T.range(part.num_tiles((BS, EP))[0]):
+        total += T.sum(part.load((s, 0), (BS, EP)), axis=0)
     return total
 
 
 def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
     """Element `at` of a tile [EP]."""
-    return T.sum(T.where(T.iota(EP) == at, values, 0)).astype(T.i64)
+    return T.sum(T.where(T.iota(EP) == at, values, T.i32(0))).astype(T.i64)
 
 
 def fetched(
@@ -70,8 +69,8 @@ def fetched(
 
 @kernel
 def dispatch(
-    received: T.Exclusive, x: T.Shared, ids: T.Shared, hello: T.Mailbox, rows: T.Peer, counts: T.Peer, tallies: T.Peer,
-    places: T.Peer, ready: T.Peer, turn: T.Peer, done: T.Signal, experts: T.i64, C: T.i64, agreed: T.i64,
+    received: T.Exclusive, x: T.Shared, ids: T.Shared, rows: T.Peer, counts: T.Peer, tallies: T.Peer,
+    places: T.Peer, ready: T.Peer, turn: T.Peer, done: T.Signal, experts: T.i64, C: T.i64, sign: T.i64,
     L: T.Const[int], K: T.Const[int], KEEPS_ALL: T.Const[bool], BT: T.Const[int], EP: T.Const[int], BS: T.Const[int],
     BH: T.Const[int],
 ) -> None:  # fmt: skip
@@ -87,18 +86,18 @@ def dispatch(
     half = epoch % 2 * n
     last = ids.shape[0]
     tiles = T.cdiv(last, BT)
+    word = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
     check_choices(ids, experts, BT)
-    greet(hello, agreed)
     for t in T.range(p, tiles, P):
         tallies.local.store((t, 0), T.reshape(T.sum(chosen(ids, t, BT, EP), axis=0), (1, EP)))
     T.sync_programs()
     for to in T.range(p, n, P):
         own = summed(tallies.local, T.i64(0), tiles, BS, EP)
         counts.at(to).store((half + me, 0), T.reshape(own, (1, EP)))
-        T.st(ready, epoch, (me,), rank=to, order=T.release)
-    check(hello, agreed)
+        T.st(ready, word, (epoch % 2, me), rank=to, order=T.release)
     for r in T.ranks():
-        T.wait_at_least(ready.local, epoch, (r,))
+        told = T.wait_at_least(ready.local, (epoch << 24).astype(T.u64), (epoch % 2, r))
+        T.assert_(told == word, DIFFERENT)
     before = summed(counts.local, half, half + me, BS, EP)
     for t in T.range(p, tiles, P):
         hits = chosen(ids, t, BT, EP)
@@ -110,7 +109,7 @@ def dispatch(
                 T.all(kept | (T.sum(hits, axis=1) == 0)),
                 "dispatch: ids: expected different experts for the choices of a row",
             )
-        places.local.store((t,), T.where(kept, place, -1))
+        places.local.store((t,), T.where(kept, place, T.i32(-1)))
     for t in T.range(p, tiles, P):
         for i in T.range(t * (BT // TOGETHER), T.minimum((t + 1) * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
             c = i * TOGETHER

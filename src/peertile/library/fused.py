@@ -12,9 +12,10 @@ from typing import Any
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap
-from peertile.dtypes import DType, f32, i64, u8
+from peertile.dtypes import DType, f32, i64, u8, u64
 from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
+from peertile.library.cuda_collectives import as_words
 from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
 from peertile.library.products import choose_product
 from peertile.runtime.op import DeviceOp
@@ -26,6 +27,8 @@ MOST_CHUNKS = 64
 """Chunks that the rows of one rank are sent in: each is announced, and waited for, by itself."""
 MOST_TILES = 4096
 """Tiles of a product that are reduced in one launch: each has a word of a signal for each pair of ranks."""
+MOST_WORDS = 1 << 19
+"""Words of a part that travel with flags, at most: 64 rows of 16384 columns in pairs."""
 LEAST_ON_GPU = 16
 """The smallest extent that tensor cores multiply."""
 MOVED = {False: (8, 512), True: (8, 4096)}
@@ -44,7 +47,8 @@ class FusedProducts(FusedBase):
     data while `workers` others compute (default: what the device gives).
     `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
     once for each rank, as a reduction of the product's own type would. `tile` (rows, columns, inner extent, at most)
-    goes before the measured table.
+    goes before the measured table. `flagged`: parts of up to 64 rows of an all-reduce travel with a flag on each word
+    (default: on GPUs, where a flight over the link costs more than twice the bytes).
 
     Factors are f32, f16 or bf16, sums f32. Operations of one communicator run in order on one stream.
 
@@ -65,6 +69,7 @@ class FusedProducts(FusedBase):
         workers: int | None = None,
         partials: DType = f32,
         tile: tuple[int, int, int] | None = None,
+        flagged: bool | None = None,
     ) -> None:
         self.tile = check_tile("FusedProducts", tile, 3)
         check_count("FusedProducts: staging_bytes", staging_bytes)
@@ -73,17 +78,21 @@ class FusedProducts(FusedBase):
         if partials not in FLOATS:
             raise ArgumentError(f"FusedProducts: partials: expected f32, f16 or bf16, got {partials!r}")
         size = where.size if isinstance(where, Group) else where.group.size
-        words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES)
+        words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES) + 16 * size * MOST_WORDS
         super().__init__(
             where, staging_bytes=2 * staging_bytes + words, movers=movers, workers=workers,
-            agreed=(staging_bytes, partials.name, tile),
+            agreed=(staging_bytes, partials.name, tile, flagged),
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
-        self._calls = self._own(self.heap.zeros((self.programs, 2), i64), is_words=True)
+        self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
+        self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
         self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
         self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
         self._parts = self._own(self.heap.signal(slots=MOST_TILES))
+        self._flags = None
+        if self._on_gpu if flagged is None else flagged:
+            self._flags = self._own(self.heap.zeros((2 * size * MOST_WORDS,), u64), is_words=True)
 
     # ---------------------------------------------------------------- all-gather
 
@@ -122,9 +131,9 @@ class FusedProducts(FusedBase):
             for part, spare in ((c[first:last], self.movers), (c[last:], 0), (c[:first], 0))
         ]
         launch = fused_kernels.gather_gemm(
-            *cut, a, b, self._hello, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
-            self._calls, self._starts(shares), self._number(shares, b.shape), CHUNK=chunk, MR=mr,
-            MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
+            *cut, a, b, self._begun, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
+            self._calls, self._starts(shares), self._sign(name, shares, b.shape, a.dtype.name, bm, bn), CHUNK=chunk,
+            MR=mr, MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
             AT_ONCE=self._on_gpu and b.shape[1] >= WORTH_WAITING * (self.group.size - 1),
         )  # fmt: skip
         return launch.map(lambda *_: c)
@@ -171,9 +180,10 @@ class FusedProducts(FusedBase):
         bm, bn, bk, stages = self._tiles(a, max(shares), columns, max(inners))
         inbox = self._inbox(name, max(shares), columns, bm, bn)
         launch = fused_kernels.gemm_scatter(
-            c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8), a, b, self._hello, inbox,
-            self._arrived, self._calls, self._starts(shares), self._number(shares, inners, columns), BK=bk,
-            STAGES=stages, EVEN=len(set(shares)) == 1,
+            c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8), a, b, self._begun, inbox,
+            self._arrived, self._calls, self._starts(shares),
+            self._sign(name, shares, inners, columns, a.dtype.name, bm, bn), BK=bk, STAGES=stages,
+            EVEN=len(set(shares)) == 1,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -200,10 +210,21 @@ class FusedProducts(FusedBase):
         c = self._output(name, out, (m, columns), a)
         inners = self._shares(f"{name}: inner", inner, a.shape[1])
         bm, bn, bk, stages = self._tiles(a, m, columns, max(inners))
+        sign = self._sign(name, m, inners, columns, a.dtype.name, bm, bn)
+        packed = self.partials.itemsize == 2 and self.partials == a.dtype and columns % 2 == 0 and c.is_contiguous
+        width = columns // 2 if packed else columns
+        if self._flags is not None and m * width <= MOST_WORDS and (packed or self.partials == f32):
+            whole = as_words(c, rows=m) if packed else c
+            op = fused_kernels.gemm_reduce_flagged(
+                whole.partition((bm, bn // 2 if packed else bn)).persistent(programs=self.programs), a, b,
+                self._begun, self._seen_as(self._flags, u64, (2 * self.group.size, m, width)), self._calls, sign,
+                BK=bk, STAGES=stages, N=self.group.size, PACK=packed, DT=a.dtype,
+            )  # fmt: skip
+            return op.map(lambda *_: c)
         inbox = self._inbox(name, m, columns, bm, bn)
         launch = fused_kernels.gemm_reduce(
-            c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._hello, inbox, self._parts,
-            self._calls, self._number(m, inners, columns), BK=bk, STAGES=stages,
+            c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._begun, inbox, self._parts,
+            self._calls, sign, BK=bk, STAGES=stages,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 
@@ -217,6 +238,10 @@ class FusedProducts(FusedBase):
         if out is None:
             return self.device.empty(shape, a.dtype)
         return check_shape(f"{name}: out", out, self.device, (a.dtype,), shape)
+
+    def _sign(self, *facts: object) -> int:
+        """What all ranks have to agree on, in 24 bits; 0 stands for no call."""
+        return self._number(*facts) & 0xFFFFFF or 1
 
     def _check_staging(self, name: str, need: int, what: str) -> None:
         if need > self.staging_bytes:

@@ -138,7 +138,7 @@ class FusedBase(Communicator):
 
     def _restart(self) -> None:
         for words in self._words:
-            words.copy_from(np.zeros(words.shape, np.int64))
+            words.copy_from(np.zeros(words.shape, np.int64 if words.dtype == i64 else np.uint64))
 
     # ---------------------------------------------------------------- arguments
 

@@ -6,7 +6,9 @@ the others before there is something to wait for.
 How memory that peers write is reused, the invariant of all of them: what is sent has two places, which take turns from
 call to call. In call e a rank writes into its peers' place e % 2, which call e - 2 used last. A call ends only when
 every peer has said that it has begun the same one (`greet` and `check`), so whoever is in call e knows that all others
-have begun call e - 1, and have ended call e - 2 with all that it read. Calls are counted in device memory.
+have begun call e - 1, and have ended call e - 2 with all that it read. Where the two places lie depends on the shapes:
+a call that is not as the one before it checks before it writes, when the others have ended that one too. Calls are
+counted in device memory, `calls` [programs, 3]: all of them, those of one kind, and the sign of the last one.
 """
 
 # Kernels: tiles have operators in the kernel language, not in Python.
@@ -15,8 +17,9 @@ from __future__ import annotations
 
 import peertile.language as T
 from peertile.kernel import kernel
+from peertile.library.cuda_kernels import high, low, pair
 
-__all__ = ["gather_gemm", "gemm_reduce", "gemm_scatter"]
+__all__ = ["gather_gemm", "gemm_reduce", "gemm_reduce_flagged", "gemm_scatter"]
 
 DIFFERENT = (
     "a peer called this with other shapes, or other numbers of rows; launch the same kernel with the same of them on "
@@ -32,15 +35,20 @@ def meet(hello: T.Mailbox, agreed: T.Tile) -> None:
             pass
 
 
-def greet(hello: T.Mailbox, agreed: T.Tile) -> None:
-    """Tells the others that this rank has begun, and what it called: `agreed` stands for all that has to be equal."""
-    hello.post(T.reshape(agreed.astype(T.u64), (1,)))
+def greet(begun: T.Peer, epoch: T.Tile, sign: T.Tile) -> None:
+    """Tells the others that this rank has begun, and what: `sign` stands for all that has to be equal, 24 bits. One
+    program speaks for its rank. There is a word for each parity, since the others may be one call behind."""
+    if T.program_id(0) == 0:
+        for r in T.peers():
+            word = ((epoch << 24) + sign).astype(T.u64)
+            T.st(begun, word, (epoch % 2, begun.rank), rank=r, order=T.release)
 
 
-def check(hello: T.Mailbox, agreed: T.Tile) -> None:
+def check(begun: T.Peer, epoch: T.Tile, sign: T.Tile) -> None:
     """The others have begun, and called the same: before anything is waited for that they would not send else."""
-    for theirs in hello.collect():
-        T.assert_(T.all(theirs == agreed.astype(T.u64)), DIFFERENT)  # noqa: PT009 - of the kernel language
+    for r in T.peers():
+        word = T.wait_at_least(begun.local, (epoch << 24).astype(T.u64), (epoch % 2, r))
+        T.assert_(word == ((epoch << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
 
 
 def last_tile(a: T.Shared, BM: int, BK: int) -> T.Tile:
@@ -123,8 +131,8 @@ def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile,
 
 @kernel
 def gather_gemm(
-    own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox,
-    gathered: T.Peer, arrived: T.Peer, turn: T.Peer, starts: T.Shared, agreed: T.i64,
+    own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer,
+    gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64,
     CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
     BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool],
 ) -> None:  # fmt: skip
@@ -136,14 +144,16 @@ def gather_gemm(
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = gathered.rank, gathered.num_ranks
-    epoch = T.ld(turn.local, (p, 0)) + 1
-    round = T.ld(turn.local, (p, 1)) + 1
+    epoch = T.ld(calls.local, (p, 0)) + 1
+    round = T.ld(calls.local, (p, 1)) + 1
     BM, BN = own.tile_shape
     start, stop = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
     total, inner = T.ld(starts, (n,)), a.shape[1]
     steps = a.num_tiles((BM, BK))[1]
     place = epoch % 2 * total
-    greet(hello, agreed)
+    greet(begun, epoch, sign)
+    if T.ld(calls.local, (p, 2)) != sign:
+        check(begun, epoch, sign)
     if p < MOVERS:
         if AT_ONCE:
             send_all_rows(a, gathered, arrived, place + start, round, MR, MC, MOVERS)
@@ -151,7 +161,7 @@ def gather_gemm(
             send_rows(a, gathered, arrived, place + start, epoch, CHUNK, MR, MC, MOVERS)
     for tile in own.tiles():
         tile.store(product(a, b, tile.index[0], tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
-    check(hello, agreed)
+    check(begun, epoch, sign)
     # The programs that got one tile more of the first part come last, and before them those that have been sending.
     dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
     later = gathered.local.slice((place + stop, 0), (total - stop, inner))
@@ -181,9 +191,10 @@ def gather_gemm(
             wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
             m = T.minimum(tile.index[0], end)
             tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
-    T.st(turn.local, epoch, (p, 0))
+    T.st(calls.local, epoch, (p, 0))
+    T.st(calls.local, sign, (p, 2))
     if AT_ONCE:
-        T.st(turn.local, round, (p, 1))
+        T.st(calls.local, round, (p, 1))
 
 
 # ---------------------------------------------------------------- product + reduction
@@ -204,11 +215,12 @@ def wait_for_part(
 
 @kernel
 def gemm_scatter(
-    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, arrived: T.Peer, turn: T.Peer,
-    starts: T.Shared, agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int], EVEN: T.Const[bool],
+    out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, arrived: T.Peer, calls: T.Peer,
+    starts: T.Shared, sign: T.i64, BK: T.Const[int], STAGES: T.Const[int], EVEN: T.Const[bool],
 ) -> None:  # fmt: skip
     """The rows of this rank in the sum over the ranks of a @ b. What others own is computed first and goes straight
-    into their inbox; one's own comes last, when the others' parts have had time to arrive, which are added from the next rank round.
+    into their inbox; one's own comes last, when the others' parts have had time to arrive. They are added in turn,
+    those of the next rank first.
 
     The inbox [2 ranks, rows, columns] has the parts of two calls from every rank. A program says once, to each rank,
     that all it computed for that one is there: the loop over its tiles has nothing to wait for. EVEN: all ranks have
@@ -216,14 +228,16 @@ def gemm_scatter(
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = inbox.rank, inbox.num_ranks
-    epoch = T.ld(turn.local, (p, 0)) + 1
+    epoch = T.ld(calls.local, (p, 0)) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     inner = a.shape[1]
     steps = a.num_tiles((BM, BK))[1]
     place = epoch % 2 * n
     mine = place + me
-    greet(hello, agreed)
+    greet(begun, epoch, sign)
+    if T.ld(calls.local, (p, 2)) != sign:
+        check(begun, epoch, sign)
     dealt = T.i64(0)
     for d in T.range(1, n):
         to = (me + d) % n
@@ -246,7 +260,7 @@ def gemm_scatter(
     first, last = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
     own = a.slice((first, 0), (last - first, inner))
     end = last_tile(own, BM, BK)
-    check(hello, agreed)
+    check(begun, epoch, sign)
     here = inbox.local
     turned = (p + P - dealt % P) % P
     for tile in out.tiles(dealt=dealt):
@@ -258,25 +272,28 @@ def gemm_scatter(
             acc += T.reshape(here.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
         turned += P
-    T.st(turn.local, epoch, (p, 0))
+    T.st(calls.local, epoch, (p, 0))
+    T.st(calls.local, sign, (p, 2))
 
 
 @kernel
 def gemm_reduce(
-    out: T.Exclusive, a: T.Shared, b: T.Shared, hello: T.Mailbox, inbox: T.Peer, parts: T.Signal, turn: T.Peer,
-    agreed: T.i64, BK: T.Const[int], STAGES: T.Const[int],
+    out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, parts: T.Signal, calls: T.Peer,
+    sign: T.i64, BK: T.Const[int], STAGES: T.Const[int],
 ) -> None:  # fmt: skip
     """The sum over the ranks of a @ b, the same bits on every rank: each part goes to everybody as soon as it is
     computed, and everybody adds the same numbers in the same order. The inbox is as of gemm_scatter; the signal has a
     slot for each tile."""
     p = T.program_id(0)
     me, n = inbox.rank, inbox.num_ranks
-    epoch = T.ld(turn.local, (p, 0)) + 1
+    epoch = T.ld(calls.local, (p, 0)) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     steps = a.num_tiles((BM, BK))[1]
     place = epoch % 2 * n
-    greet(hello, agreed)
+    greet(begun, epoch, sign)
+    if T.ld(calls.local, (p, 2)) != sign:
+        check(begun, epoch, sign)
     for tile in out.tiles():
         m, c = tile.index
         part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
@@ -285,7 +302,7 @@ def gemm_reduce(
         for r in T.peers():
             inbox.at(r).store((place + me, m, c), piece)
             parts.notify(to=r, slot=m * columns + c)
-    check(hello, agreed)
+    check(begun, epoch, sign)
     for tile in out.tiles():
         m, c = tile.index
         acc = T.zeros((BM, BN), T.f32)
@@ -294,4 +311,78 @@ def gemm_reduce(
                 parts.wait(r, slot=m * columns + c)
             acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
-    T.st(turn.local, epoch, (p, 0))
+    T.st(calls.local, epoch, (p, 0))
+    T.st(calls.local, sign, (p, 2))
+
+
+def send_part(mine: T.Tile, words: T.Peer, slot: T.Tile, m: T.Tile, c: T.Tile, e: T.Tile, N: int) -> None:
+    """This rank's words of a tile to all ranks; where there are two, to the other alone."""
+    if N == 2:
+        T.put_flagged(mine, words, (slot + words.rank, m, c), epoch=e, rank=1 - words.rank)
+    else:
+        for r in T.ranks():
+            T.put_flagged(mine, words, (slot + words.rank, m, c), epoch=e, rank=r)
+
+
+def take_part(words: T.Peer, slot: T.Tile, r: T.Tile, m: T.Tile, c: T.Tile, e: T.Tile, BM: int, BW: int) -> T.Tile:
+    """The words of a tile that came from rank r."""
+    return T.reshape(T.take_flagged(words, (1, BM, BW), (slot + r, m, c), epoch=e, dtype=T.u32), (BM, BW))
+
+
+@kernel
+def gemm_reduce_flagged(
+    out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, words: T.Peer, calls: T.Peer, sign: T.i64,
+    BK: T.Const[int], STAGES: T.Const[int], N: T.Const[int], PACK: T.Const[bool], DT: T.Const[T.DType],
+) -> None:  # fmt: skip
+    """As gemm_reduce, each word of a part with its own flag: one flight over the link and no signal, for twice the
+    bytes. words [2 ranks, rows, words of a row]. With PACK two neighbours of type DT are a word, of `out` too, which
+    is seen as words then; else parts travel as f32.
+    """
+    p = T.program_id(0)
+    epoch = T.ld(calls.local, (p, 0)) + 1
+    BM, BW = out.tile_shape
+    BN = 2 * BW if PACK else BW
+    steps = a.num_tiles((BM, BK))[1]
+    slot = epoch % 2 * N
+    e = (epoch << 8) + (sign & 255)
+    greet(begun, epoch, sign)
+    if T.ld(calls.local, (p, 2)) != sign:
+        check(begun, epoch, sign)
+    for tile in out.tiles():
+        m, c = tile.index
+        part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
+        if PACK:
+            pairs = T.reshape(part, (BM, BW, 2))
+            first = T.reshape(T.extract(pairs, (0, 0, 0), (BM, BW, 1)), (BM, BW))
+            second = T.reshape(T.extract(pairs, (0, 0, 1), (BM, BW, 1)), (BM, BW))
+            mine = pair(first, second, DT)
+        else:
+            mine = T.bitcast(part, T.u32)
+        send_part(T.reshape(mine, (1, BM, BW)), words, slot, m, c, e, N)
+        if N == 2:
+            other = take_part(words, slot, 1 - words.rank, m, c, e, BM, BW)
+            if PACK:
+                first = low(mine, DT, T.f32) + low(other, DT, T.f32)
+                second = high(mine, DT, T.f32) + high(other, DT, T.f32)
+            else:
+                first = T.bitcast(mine, T.f32) + T.bitcast(other, T.f32)
+        else:
+            other = take_part(words, slot, T.i64(0), m, c, e, BM, BW)
+            if PACK:
+                first, second = low(other, DT, T.f32), high(other, DT, T.f32)
+            else:
+                first = T.bitcast(other, T.f32)
+            for r in T.range(1, N):
+                other = take_part(words, slot, r, m, c, e, BM, BW)
+                if PACK:
+                    first = first + low(other, DT, T.f32)
+                    second = second + high(other, DT, T.f32)
+                else:
+                    first = first + T.bitcast(other, T.f32)
+        if PACK:
+            tile.store(pair(first, second, DT))
+        else:
+            tile.store(first.astype(out.dtype))
+    check(begun, epoch, sign)
+    T.st(calls.local, epoch, (p, 0))
+    T.st(calls.local, sign, (p, 2))

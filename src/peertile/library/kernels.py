@@ -17,7 +17,7 @@ How memory that peers read is reused, the invariants:
   `done` of a chunk is waited for 2 chunks later.
 - `shelf` (written by its owner, read by peers): written only after the first exchange of a call; by then every
   peer has ended its last call. Within a call: as `inbox`, or acknowledged, or (pipelined) by its distance: who
-  has heard that everybody shows chunk k - 1 knows that everybody is done with chunk k - 3, and writes chunk k + 1.
+  has heard that everybody shows chunk k knows that everybody is done with chunk k - 2, and writes chunk k + 2.
 - A symmetric tensor of the user is read by peers between two exchanges of one call.
 """
 
@@ -258,13 +258,31 @@ def combine_shown(own: T.Tile, shelf: T.Peer, row: T.Tile, B: int, N: int, OP: o
     return combine(shelf, row, 0, B, N, OP, ACC)
 
 
+def fold_and_show(
+    tile: T.Exclusive, x: T.Shared, shelf: T.Peer, row: T.Tile, place: T.Tile, at: T.Tile,
+    B: int, N: int, OP: object, ACC: T.DType, AROUND: bool,
+) -> None:  # fmt: skip
+    """What everybody shows in `row` into `tile`, and tile `at` of x onto my shelf at `place`. Both stores are in one
+    loop: while one waits for the other rank's cache, the other keeps memory busy."""
+    total = combine_shown(x.load_like(tile), shelf, row, B, N, OP, ACC).astype(tile.dtype)
+    ahead = x.load((0, at), (1, B))
+    if AROUND:
+        T.put(ahead, shelf, (place, 0), wait=False)
+        tile.store(total)
+        T.quiet()
+    else:
+        shelf.local.store((place, 0), ahead)
+        tile.store(total)
+
+
 @kernel
 def all_reduce_pipelined(
     out: T.Exclusive, x: T.Shared, hello: T.Mailbox, ready: T.Signal, shelf: T.Peer, rows: T.i64, way: T.Shared,
     N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
-    """As one-shot, tile by tile: tile k + 1 is shown before tile k of everybody is read, so that memory is read,
-    exchanged and written all the time. Any count; the shelf holds SLOTS tiles. `way`: 0 through the caches."""
+    """As one-shot, tile by tile: in one pass over memory tile k of everybody is folded and tile k + 2 is shown, so that
+    memory is read, exchanged and written all the time. Any count; the shelf holds SLOTS tiles. `way`: 0 through the
+    caches."""
     p, P = T.program_id(0), T.num_programs(0)
     B = out.tile_shape[1]
     mine = share(out.num_tiles()[1])
@@ -272,16 +290,22 @@ def all_reduce_pipelined(
     around = T.ld(way, (0,))
     if out.shape[1] >= 0:
         meet(hello)
-    if mine > 0:
-        show(x.load((0, p), (1, B)), shelf, first, around)
+    for s in T.range(T.minimum(mine, 2)):
+        show(x.load((0, p + s * P), (1, B)), shelf, first + s, around)
         ready.notify()
     k = 0
     for tile in out.tiles():
-        if k + 1 < mine:
-            show(x.load((0, p + (k + 1) * P), (1, B)), shelf, first + (k + 1) % SLOTS, around)
-            ready.notify()
         ready.wait()
-        tile.store(combine_shown(x.load_like(tile), shelf, first + k % SLOTS, B, N, OP, ACC).astype(out.dtype))
+        row = first + k % SLOTS
+        place, at = first + (k + 2) % SLOTS, p + (k + 2) * P
+        if k + 2 >= mine:
+            tile.store(combine_shown(x.load_like(tile), shelf, row, B, N, OP, ACC).astype(out.dtype))
+        elif around == 0:
+            fold_and_show(tile, x, shelf, row, place, at, B, N, OP, ACC, False)
+            ready.notify()
+        else:
+            fold_and_show(tile, x, shelf, row, place, at, B, N, OP, ACC, True)
+            ready.notify()
         k += 1
 
 

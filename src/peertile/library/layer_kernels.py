@@ -19,6 +19,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+LOG2_E = 1.4426950408889634
+
+
 def activated(x: Any, name: str) -> Any:
     """The activation `name` of an f32 tile; its exact form: gelu is x Φ(x), by erf."""
     if name == "relu":
@@ -54,8 +57,8 @@ def linear(
 def softmax(z: T.Exclusive, x: T.Shared) -> None:
     """z = e^(x - max x) / Σ e^(x - max x) along rows; a program owns whole rows."""
     row = x.load_like(z, padding=T.Padding.NEG_INF).astype(T.f32)
-    weight = T.exp(row - T.max(row, axis=1, keepdims=True))
-    z.store((weight / T.sum(weight, axis=1, keepdims=True)).astype(z.dtype))
+    weight = T.exp2((row - T.max(row, axis=1, keepdims=True)) * LOG2_E)
+    z.store((weight * (1.0 / T.sum(weight, axis=1, keepdims=True))).astype(z.dtype))
 
 
 @kernel
@@ -96,30 +99,41 @@ def rms_norm(
 def swiglu(z: T.Exclusive, gate: T.Shared, up: T.Shared) -> None:
     """z = gate · σ(gate) · up."""
     g = gate.load_like(z).astype(T.f32)
-    z.store((g * T.sigmoid(g) * up.load_like(z).astype(T.f32)).astype(z.dtype))
+    root = T.rsqrt(1.0 + T.exp(-g))  # σ(g) is its square, which takes less than a division
+    z.store((g * (root * root) * up.load_like(z).astype(T.f32)).astype(z.dtype))
 
 
 @kernel
 def rope(
     z: T.Exclusive, x: T.Shared, cosine: T.Shared, sine: T.Shared, positions: T.Shared, PAIRED: T.Const[bool],
+    WHOLE: T.Const[bool],
 ) -> None:  # fmt: skip
-    """z = x · cos + (x of the partner) · sin, both looked up by position; the sign is in the table of sines."""
+    """z = x · cos + (x of the partner) · sin, both looked up by position, once for all heads of a tile; the sign is in
+    the table of sines. WHOLE: the head is as long as the tile, so that its halves are those of the tile."""
     b, _, t, _ = z.index
-    BT, D = z.tile_shape[2], z.tile_shape[3]
+    H, BT, D = z.tile_shape[1], z.tile_shape[2], z.tile_shape[3]
     at = T.reshape(positions.load((b, t), (1, BT)), (BT,))
     inside = t * BT + T.iota(BT) < z.shape[2]
     is_known = T.all((at >= 0) & (at < cosine.shape[0]) | ~inside)
     T.assert_(is_known, "rope: expected positions within the tables")  # noqa: PT009 - a word of kernels
-    row = T.reshape(x.load_like(z).astype(T.f32), (BT, D))
-    column = T.iota(D)
-    if PAIRED:
-        partner = column ^ 1
+    rows = T.reshape(x.load_like(z).astype(T.f32), (H, BT, D))
+    if WHOLE and not PAIRED:  # both halves of the tables are the same, but for the sign
+        first, second = T.extract(rows, (0, 0, 0), (H, BT, D // 2)), T.extract(rows, (0, 0, 1), (H, BT, D // 2))
+        c = T.reshape(cosine.gather(at).load((0, 1), (BT, D // 2)), (1, BT, D // 2))
+        s = T.reshape(sine.gather(at).load((0, 1), (BT, D // 2)), (1, BT, D // 2))
+        turned = T.cat((first * c - second * s, second * c + first * s), axis=2)
     else:
-        half = z.shape[3] // 2
-        partner = T.where(column < half, column + half, T.maximum(column - half, 0))
-    other = T.take(row, T.broadcast(partner[None, :], (BT, D)), axis=1)
-    turned = row * cosine.gather(at).load((0, 0), (BT, D)) + other * sine.gather(at).load((0, 0), (BT, D))
-    z.store(T.reshape(turned, (1, 1, BT, D)).astype(z.dtype))
+        column = T.iota(D)
+        if PAIRED:
+            partner = column ^ 1
+        else:
+            half = z.shape[3] // 2
+            partner = T.where(column < half, column + half, T.maximum(column - half, 0))
+        other = T.take(rows, T.broadcast(partner[None, None, :], (H, BT, D)), axis=2)
+        c = T.reshape(cosine.gather(at).load((0, 0), (BT, D)), (1, BT, D))
+        s = T.reshape(sine.gather(at).load((0, 0), (BT, D)), (1, BT, D))
+        turned = rows * c + other * s
+    z.store(T.reshape(turned, (1, H, BT, D)).astype(z.dtype))
 
 
 @kernel

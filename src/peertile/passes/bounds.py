@@ -178,7 +178,7 @@ class _Bounds:
             """A constant may be written inside of the loop."""
             number = constant_of(v)
             assert isinstance(v.type, TileType)
-            return v if number is None or not hoisted else s.const(number, v.type)
+            return v if number is None or not hoisted else s.const(int(number), v.type)
 
         # Inside a loop the view may be a peer's; outside, its symmetric object has the same extents.
         source = want.view if hoisted else view

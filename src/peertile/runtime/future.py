@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peertile.runtime.schedule import SchedulingPolicy
     from peertile.runtime.stream import Stream
 
-__all__ = ["DeviceFuture"]
+__all__ = ["DeviceFuture", "submitted"]
 
 T = TypeVar("T")
 
@@ -160,6 +160,19 @@ class DeviceFuture(Generic[T]):
         return self._outcome()
 
 
+_new: Any = object.__new__
+
+
+def submitted(submission: ExecutionContext | Launched, result: T, stream: Stream) -> DeviceFuture[T]:
+    """The future of what was enqueued. As the constructor does, without its call."""
+    future: DeviceFuture[T] = _new(DeviceFuture)
+    future._op = future._policy = future._error = None
+    future._stream = stream
+    future._context = submission
+    future._result = result
+    return future
+
+
 def _spin(context: ExecutionContext | Launched, budget_us: int) -> bool:
     """Ask again and again for a while; whether the work is done. Not behind a long queue, where it cannot be soon:
     ten thousand futures that spin one after the other would hold up their loop."""
@@ -207,7 +220,9 @@ def _in_trio(trio: Any) -> bool:
     return True
 
 
-def _suspend_asyncio(asyncio: Any, context: ExecutionContext | Launched, force_callback: bool) -> Generator[Any, Any, None]:
+def _suspend_asyncio(
+    asyncio: Any, context: ExecutionContext | Launched, force_callback: bool
+) -> Generator[Any, Any, None]:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

@@ -1,7 +1,8 @@
 """One launch that was submitted alone: its own lease and its own submission, in one object.
 
-It is what an `ExecutionContext` with one launch would be, for the case that is counted in nanoseconds: the context knows
-of chains, captures and batches, this knows of none. It owns what the launch uses until a sequence number proves the end.
+It is what an `ExecutionContext` with one launch would be, for the case that is counted in nanoseconds: the context
+knows of chains, captures and batches, this knows of none. It owns what the launch uses until a sequence number proves
+the end.
 
     enqueuing (sequence 0) ──> IN FLIGHT ──the stream has passed it──> DONE, released
       └──exception──> abandoned: behind whatever the stream holds now

@@ -122,37 +122,37 @@ class LeaseTable:
     def claim(self, lease: Claim) -> None:
         """Enter a lease for all of its uses, or LeaseError and nothing changed."""
         stream, uses = lease.stream, lease.uses
-        found = []
         with self.lock:
-            _claiming.active = True  # what is found below stays where it is
             for use in uses:
                 storage = use.storage
                 claims = storage.claims
-                held = claims.get(stream)
-                # By far the most: the same stream alone has used the storage before, and is ordered.
+                # By far the most: nobody uses the storage, or this stream alone, which is ordered.
                 if (
-                    held is None
-                    or len(claims) != 1
+                    (claims and (stream not in claims or len(claims) != 1))
                     or storage.closed is not None
                     or use.channel
                     or (use.exclusive and storage.borrows)
                 ):
-                    found = self._checked(lease)
+                    self._check_all(lease)
                     break
-                found.append(held)
-            lease.left = len(found)
-            for use, held in zip(uses, found, strict=True):
+            _claiming.active = True  # what is found below stays where it is
+            lease.left = len(uses)
+            for use in uses:
+                claims = use.storage.claims
+                held = claims.get(stream)
+                if held is None:
+                    claims[stream] = {use: lease}
+                    continue
                 before = held.get(use)
                 if before is not None:
                     before.left -= 1
                 held[use] = lease
             _claiming.active = False
 
-    def _checked(self, lease: Claim) -> list[dict[Use, Claim]]:
-        """Where each use of a lease is to be entered, or LeaseError."""
-        _claiming.active = False
-        stream, uses = lease.stream, lease.uses
-        for use in uses:
+    def _check_all(self, lease: Claim) -> None:
+        """LeaseError if a use of the lease conflicts with another."""
+        stream = lease.stream
+        for use in lease.uses:
             storage = use.storage
             if storage.closed is not None:
                 storage.check_alive(lease.name)
@@ -161,17 +161,9 @@ class LeaseTable:
                 self._check(storage, use, lease)
             if storage.borrows and use.exclusive:
                 check_unique(use, f"{lease.name} on {stream.name} ({describe(lease.site)})")
-        _claiming.active = True
-        found = []
-        for use in uses:
-            storage = use.storage
+        for use in lease.uses:
             if use.channel:
-                storage.channel_stream = stream
-            held = storage.claims.get(stream)
-            if held is None:
-                held = storage.claims[stream] = {}
-            found.append(held)
-        return found
+                use.storage.channel_stream = stream
 
     def release(self, leases: Sequence[Claim]) -> None:
         """Give leases back; giving one back twice is harmless."""

@@ -16,9 +16,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, overload
 
 from peertile.errors import ArgumentError, PeertileError, UsageError
-from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
+from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution, refuse_recorded
 from peertile.runtime.driver import FaultKind
-from peertile.runtime.future import DeviceFuture, spent_error
+from peertile.runtime.future import DeviceFuture, spent_error, submitted
+from peertile.runtime.launched import Launched
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
 from peertile.runtime.site import Site, call_site
@@ -26,7 +27,6 @@ from peertile.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
-    from peertile.runtime.launched import Launched
     from peertile.runtime.schedule import SchedulingPolicy
 
 __all__ = [
@@ -206,9 +206,12 @@ class DeviceOp(Generic[T]):
         if self._spent:
             self._spend()
         self._spent = True
-        future = DeviceFuture(self, None, stream)
-        future._enqueue(self)
-        return future
+        if stream is None:
+            stream = self._pick(None)
+        if stream.recording is not None:
+            refuse_recorded(self.name, stream)
+        submission, result = self._submitted(stream)
+        return submitted(submission, result, stream)
 
     def schedule(self, policy: SchedulingPolicy | None = None) -> DeviceFuture[T]:
         """A future that submits at its first poll, where `policy` (default: the device's) says."""
@@ -669,6 +672,27 @@ class GraphLaunchOp(DeviceOp[None]):
         if record is not None:
             raise explain(record, name) if record.kind is FaultKind.SKIPPED else _explain_node(record, recording)
         return None
+
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, None]:
+        recording = self._recording
+        device = recording.stream.device
+        if stream.device is not device:
+            return super()._submitted(stream)
+        for check in recording.checks:
+            check()
+        assert recording.handle is not None
+        replay = recording.replays + 1
+        name = f"{recording.name} (replay {replay})"
+        launched = Launched(name, stream, self._site, recording.uses, (_explain_node, recording))
+        stream.admit(launched)
+        try:
+            device.leases.claim(launched)
+            launched.sequence = device.driver.launch_graph(stream.handle, recording.handle, name=name).sequence
+        except BaseException:
+            launched.abandon()
+            raise
+        recording.replays = replay
+        return launched, None
 
     def _execute(self, context: ExecutionContext) -> None:
         recording = self._recording

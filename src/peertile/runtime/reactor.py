@@ -28,8 +28,8 @@ from peertile.runtime.driver import Status, Ticket
 
 if TYPE_CHECKING:
     from peertile.runtime.context import ExecutionContext
-    from peertile.runtime.launched import Launched
     from peertile.runtime.device import Device
+    from peertile.runtime.launched import Launched
 
 __all__ = ["SLOTS", "Path", "Reactor", "reactor", "watch"]
 

@@ -76,6 +76,10 @@ class Agent:
             return f"program {self.program} of {self.label} on rank {self.rank}"
         return f"{self.label} of rank {self.rank}"
 
+    def try_again(self) -> bool:
+        """Nobody can go on: whether this agent does, which only a loop that polls may."""
+        return False
+
     def release(self, site: Site | None) -> Clock:
         """What the agent has done and knows so far; its later accesses belong to a new epoch."""
         clock = self.clock

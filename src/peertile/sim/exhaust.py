@@ -5,9 +5,10 @@ change places without anybody telling. After each run, for every two dependent s
 the other order is put down as work. A wait and the write that lets it pass are never tried in the other order.
 Values (which replaced value a read returns, who is admitted) are all tried.
 
-A loop that polls is a wait whose condition is learned: a trip that came to nothing changed nothing (MM-74), so a poll
-that would read the same number again, after the same useful steps, is put off until the word has another one, and a
-run in which it reads a replaced number in vain is one of those in which it comes later.
+A loop that polls is a wait whose condition is learned: what a trip of one read makes of a number depends on nothing but
+that number and the values that the trip uses, so once it came to nothing (MM-74), a poll that would read the same
+number with the same values is put off until the word has another one, and a run in which it reads a replaced number
+in vain is one of those in which it comes later.
 
 What hosts and streams do is told by `Host.next_call` and `Operation.reach`: that a collective call was arrived at,
 or a launch begun, tells nobody. Two steps that happen in one order only, by the clocks of the machine (a barrier of
@@ -25,10 +26,11 @@ from peertile.sim.clocks import join
 from peertile.sim.conditions import Overlap
 from peertile.sim.hosts import Call, Host
 from peertile.sim.launches import Launch
+from peertile.sim.loops import Trip
 from peertile.sim.memory import Object
 from peertile.sim.program import Program
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.sites import Verb
+from peertile.sim.sites import Site, Verb
 from peertile.sim.streams import Stream
 from peertile.sim.words import SIGNED, Word
 
@@ -53,6 +55,8 @@ class _Next:
     rank: int = -1
     asks: bool = False
     """A host that asks how far the work of its rank has come."""
+    poll: Any = None
+    """What a read of a polling loop would learn, as `_poll` has it."""
 
     def depends(self, other: _Next) -> bool:
         if self.asks or other.asks:
@@ -76,11 +80,14 @@ _ALONE = _Next(None, False, alone=True)
 _ANY = _Next(None, True)
 
 
-def _poll(entry: int, useful: int, word: Word, value: Any) -> tuple[Any, ...]:
-    return (entry, useful, word.home.base, word.offset, value)
+def _poll(program: Program, site: Site, word: Word, value: Any) -> Any:
+    """That `program` reads `value` in this trip of a loop: what comes of it is the same in all runs. None where more
+    than that decides. Reads behind a loop that was left have places of their own."""
+    key = program.trips[-1].key if program.trips else None
+    return None if key is None else (program.entry, site, key, word.home.base, word.offset, value)
 
 
-def _next_of(task: Any, vain: set[tuple[Any, ...]]) -> tuple[_Next, bool]:
+def _next_of(task: Any, vain: set[Any]) -> tuple[_Next, bool]:
     """The next operation of a ready task, and whether it can do it."""
     if task.machine.is_wild:
         return _ANY, True
@@ -103,8 +110,8 @@ def _next_of(task: Any, vain: set[tuple[Any, ...]]) -> tuple[_Next, bool]:
             dtype = SIGNED[at.dtype] if task.site.signed else at.dtype
             able = satisfies(cmp, task.site.seen(at.value), expected, dtype)
             return _Next(place, False, wait=(cmp, expected, dtype, task.site)), able
-        able = not (vain and reads and _poll(task.entry, task.useful, at, at.value) in vain)
-        return _Next(place, not reads), able
+        poll = _poll(task, task.site, at, at.value) if reads else None
+        return _Next(place, not reads, poll=poll), poll is None or poll not in vain
     if isinstance(at, Object):
         return _Next((at.base, -1), not reads), True
     return _ANY, True
@@ -130,10 +137,12 @@ class _Node:
     """One choice of the current path: of a task, or of a value below `n`."""
 
     n: int = 0
+    polls: list[Any] = field(default_factory=list)
+    """What each of the values would be in a loop that polls, as `_poll` has it."""
     chosen: int = 0
     able: dict[int, _Next] = field(default_factory=dict)
     blocked: frozenset[int] = frozenset()
-    """Tasks whose poll would come to nothing here."""
+    """Tasks whose poll would come to nothing here, or that are parked as theirs did."""
     sleep: dict[int, _Next] = field(default_factory=dict)
     todo: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -152,12 +161,14 @@ class _Path:
 
     every = True
 
-    def __init__(self, nodes: list[_Node], vain: set[tuple[Any, ...]]) -> None:
+    def __init__(self, nodes: list[_Node], vain: set[Any]) -> None:
         self.nodes = nodes
         self.vain = vain
         self.taken: list[int] = []
         self.at = 0
         self.pruned = False
+        self._polls: list[Any] = []
+        """What the next choice of a value is among, where it is that of a poll."""
 
     def run(self, case: Case) -> Outcome:
         """One run of `case` along this path."""
@@ -167,17 +178,21 @@ class _Path:
             self.pruned = True
             return Outcome(None, tuple(self.taken), 0, None)  # type: ignore[arg-type]
 
-    def spins(self, program: Program, loop: int, word: Word, k: int) -> None:
+    def spins(self, program: Program, trip: Trip, word: Word, k: int, site: Site) -> None:
         """A trip of a polling loop came to nothing."""
-        self.vain.add(_poll(program.entry, program.trips.get(loop, -1), word, word.writes[k].value))
+        if trip.key is None:
+            return
+        self.vain.add(_poll(program, site, word, word.writes[k].value))
         if k < len(word.writes) - 1:
             raise _Pruned
 
-    def is_vain(self, agent: Any, word: Word, value: Any) -> bool:
-        """Whether the poll that `agent` is at comes to nothing if it reads `value`."""
-        return isinstance(agent, Program) and _poll(agent.entry, agent.useful - 1, word, value) in self.vain
+    def among(self, agent: Any, site: Site, word: Word, writes: Sequence[int]) -> None:
+        """What `agent` reads is chosen next, among `writes`."""
+        if isinstance(agent, Program):
+            self._polls = [_poll(agent, site, word, word.writes[k].value) for k in writes]
 
     def task(self, ready: Sequence[Any], current: int) -> int:
+        self._polls = []
         found = [(task.entry, *_next_of(task, self.vain)) for task in ready]
         able = {entry: what for entry, what, can in found if can}
         if not able:  # waits that will park: their order tells nobody
@@ -187,6 +202,7 @@ class _Path:
             node = self.nodes[self.at]
         else:
             blocked = frozenset(entry for entry, what, can in found if not can and what.wait is None)
+            blocked |= {t.entry for t in ready[0].machine.tasks if isinstance(t, Program) and t.parked is not None}
             node = _Node(able=able, blocked=blocked)
             previous = next((m for m in reversed(self.nodes) if m.is_task), None)
             if previous is not None:
@@ -214,7 +230,7 @@ class _Path:
         if self.at < len(self.nodes):
             node = self.nodes[self.at]
         else:
-            node = _Node(n=n)
+            node = _Node(n=n, polls=self._polls if len(self._polls) == n else [None] * n)
             self.nodes.append(node)
         self.at += 1
         self.taken.append(node.chosen)
@@ -226,7 +242,7 @@ class Exhaustive:
 
     def __init__(self) -> None:
         self._nodes: list[_Node] = []
-        self._vain: set[tuple[Any, ...]] = set()
+        self._vain: set[Any] = set()
         self._started = False
 
     def next(self) -> _Path | None:
@@ -243,12 +259,16 @@ class Exhaustive:
         while nodes:
             node = nodes[-1]
             if not node.is_task:
-                if node.chosen + 1 < node.n:
-                    node.chosen += 1
+                later = range(node.chosen + 1, node.n)
+                value = next((k for k in later if node.polls[k] is None or node.polls[k] not in self._vain), None)
+                if value is not None:
+                    node.chosen = value
                     return True
             else:
                 node.done.add(node.chosen)
-                left = sorted(e for e in node.todo - node.done if e not in node.sleep)
+                left = sorted(
+                    e for e in node.todo - node.done if e not in node.sleep and node.able[e].poll not in self._vain
+                )
                 if left:
                     node.chosen = left[0]
                     return True

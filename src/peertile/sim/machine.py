@@ -10,7 +10,7 @@ nothing meanwhile. When nobody is ready and somebody is parked, that is a deadlo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from peertile.sim.agents import Agent
@@ -57,6 +57,10 @@ class Task(Protocol):
 
     def waits(self) -> Waiter | None:
         """Why it is parked, for a deadlock; None where it is idle and nobody minds."""
+        ...
+
+    def try_again(self) -> bool:
+        """Nobody can go on: whether it does, which only a loop that polls may."""
         ...
 
 
@@ -137,10 +141,10 @@ class Machine:
         """Operations that leave when their abort word is set: looked at when nobody is ready."""
         self.is_wild = False
         """Hosts have event loops, or the like: any step may depend on any other."""
-        self.spins: Callable[[Any, int, Word, int], None] | None = None
-        """Told of trips of polling loops that came to nothing: program, loop, word, and which write it read."""
-        self.is_vain: Callable[[Any, Word, Any], bool] | None = None
-        """Whether a poll that reads this number is known to come to nothing: then it is not tried."""
+        self.spins: Callable[[Any, Any, Word, int, Site], None] | None = None
+        """Told of trips of polling loops that came to nothing: program, trip, word, which write it read, and where."""
+        self.among: Callable[[Any, Site, Word, Sequence[int]], None] | None = None
+        """Told which writes of a word a read may return, before one of them is chosen by its place."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
         self._timers: list[tuple[int, int]] = []
@@ -233,7 +237,7 @@ class Machine:
             if not task.ready:
                 ready.pop(k)
                 self.current = k if k < len(ready) else 0
-                if task.done:
+                if task.done and task in self.tasks:  # what its own fault or an abort ended is out already
                     self.tasks.remove(task)
 
     def _choose_around(self, park: Park) -> int:
@@ -271,7 +275,8 @@ class Machine:
                 self.now_ns = max(self.now_ns, deadline)
                 action()
                 return True
-        return False
+        again = [task for task in self.tasks if task.try_again()]
+        return bool(again)
 
     def run(self) -> None:
         """Runs to the end. Raises `Found` for a fault or a deadlock."""
@@ -320,7 +325,6 @@ class Machine:
         low = word.floor(agent)
         if low >= last:
             return last
-        if self.is_vain is None:
-            return last - self.chooser.value(last - low + 1)
-        kept = [last, *(k for k in range(last - 1, low - 1, -1) if not self.is_vain(agent, word, word.writes[k].value))]
-        return kept[self.chooser.value(len(kept))] if len(kept) > 1 else last
+        if self.among is not None:
+            self.among(agent, site, word, range(last, low - 1, -1))
+        return last - self.chooser.value(last - low + 1)

@@ -162,7 +162,7 @@ def tile_store(
     box, inside, part = program.tile(site, view, index, shape)
     if box is None:
         return
-    program.wrote = True
+    program.writes += 1
     own = values if part is None else values[part]
     if not view.object.words and not site.order.releases and program.fenced is None:
         _strong(program, site, view, box, write_strong)  # it releases nothing: no history is needed
@@ -205,7 +205,7 @@ def async_store(
     engine.steps = program.steps
     program.transfers.append(engine)
     if box is not None:
-        program.wrote = True
+        program.writes += 1
         target = view.object
         record = Record(engine.entry, engine.clock[engine.entry], site, engine, engine.steps)
         conflict = write_weak(box, engine.clock, record)

@@ -17,6 +17,7 @@ from peertile.memory_model import Cmp, Proxy, Rmw
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import Record, read_strong, read_weak, write_strong, write_weak
 from peertile.sim.clocks import Clock, join
+from peertile.sim.loops import TRIES, Trip, same
 from peertile.sim.machine import MAX_STALE, Found, Machine
 from peertile.sim.memory import Object, Symmetric, Tile, View, scalar
 from peertile.sim.proxies import ALIASES, Lens, cross
@@ -52,8 +53,8 @@ class Program(Agent):
     """One program instance: agent and task in one."""
 
     __slots__ = (
-        "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "polls", "ready",
-        "seen_before", "site", "slot", "stale_count", "transfers", "trips", "useful", "wait_place", "wrote",
+        "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "parked", "polls",
+        "ready", "site", "slot", "stale_count", "transfers", "trips", "wait_place", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -74,13 +75,14 @@ class Program(Agent):
         self.site: Site | None = None
         self.expected: Any = None
         self.polls: dict[Word, int] = {}
-        self.seen_before: dict[int, dict[Word, int]] = {}
+        """The words that a parked loop waits for, and which of their writes it read."""
         self.stale_count = 0
-        self.useful = 0
-        """Synchronising operations, those of trips of polling loops that came to nothing left out."""
-        self.trips: dict[int, int] = {}
-        """`useful` where the present trip of each polling loop began."""
-        self.wrote = False
+        self.trips: list[Trip] = []
+        """Of the loops that poll and are open, from the outermost; those that were left lie above, until one below
+        them goes round."""
+        self.parked: Trip | None = None
+        """The trip at whose end it is parked."""
+        self.writes = 0
         self.transfers: list[Agent] = []
         """Asynchronous stores that nobody has waited for yet."""
         self.wait_place = -1
@@ -90,7 +92,7 @@ class Program(Agent):
 
     def run(self) -> None:
         self.steps += 1
-        self.useful += 1
+        self.parked = None
         if self.ending:
             self.finish()
             return
@@ -234,7 +236,7 @@ class Program(Agent):
         box, inside, part = tile
         if box is None:
             return
-        self.wrote = True
+        self.writes += 1
         target = view.object
         if target.freed_by is not None:
             self.reach(site, target, 0, 0)
@@ -256,7 +258,7 @@ class Program(Agent):
         box, inside, part = tile
         if box is None:
             return
-        self.wrote = True
+        self.writes += 1
         target = view.object
         own = values if part is None else values[part]
         if not target.words and not (site.order.acquires or site.order.releases):
@@ -346,7 +348,7 @@ class Program(Agent):
             self.machine.conflict(conflict, record, target)
 
     def check_write(self, site: Site, target: Object, box: Any) -> None:
-        self.wrote = True
+        self.writes += 1
         if target.freed_by is not None:
             self.reach(site, target, 0, 0)
         record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
@@ -382,14 +384,14 @@ class Program(Agent):
         write = word.writes[k]
         word.take(write, self, site)
         word.note(self, k)
-        self.polls[word] = k
+        self.read(word, k, site)
         if self.machine.trace is not None:
             what = f"{word.spelled()} is {write.value} ({site.order.value})"
             self.machine.trace.add(self, what, site.loc, write.event if site.order.acquires else -1)
         return site.seen(write.value)
 
     def store_word(self, site: Site, word: Word, value: Any) -> None:
-        self.wrote = True
+        self.writes += 1
         self.check_strong(site, word, write_strong)
         history = word.history
         value = site.kept(value)
@@ -421,14 +423,14 @@ class Program(Agent):
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, new)
         if new != old:
-            self.wrote = True
+            self.writes += 1
             self.machine.wake_word(word)
         elif word.history is History.OTHER and len(word.writes) > 1:
             # A value that came and stayed is one write for whoever polls: the loop makes no progress.
             del word.writes[-2]
         k = len(word.writes) - 1
         word.note(self, k)
-        self.polls[word] = k
+        self.read(word, k, site)
         return site.seen(old)
 
     def _wake_overlapping(self, word: Word) -> None:
@@ -446,14 +448,14 @@ class Program(Agent):
         word.take(last, self, site)
         if _bits(old, word.dtype) == _bits(site.kept(compare), word.dtype):
             self.check_strong(site, word, write_strong)
-            self.wrote = True
+            self.writes += 1
             value = site.kept(value)
             word.update(value, self, site, False)
             word.home.set(word.dtype, word.offset, value)
             self.machine.wake_word(word)
         k = len(word.writes) - 1
         word.note(self, k)
-        self.polls[word] = k
+        self.read(word, k, site)
         return site.seen(old)
 
     def check_strong(self, site: Site, word: Word, check: Any) -> None:
@@ -506,35 +508,60 @@ class Program(Agent):
             self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event)
         return word.pass_wait(cmp, expected, self, site, self.machine.rule)
 
-    def enter_loop(self, loop: int) -> None:
-        """A loop that polls begins."""
-        self.trips[loop] = self.useful
+    def read(self, word: Word, k: int, site: Site) -> None:
+        """A read of write `k`, for the loop that it may be in."""
+        if self.trips:
+            self.trips[-1].reads.append((word, k, site))
 
-    def back_edge(self, site: Site, loop: int) -> bool:
-        """The end of a trip of a loop that polls: True, and parked, if it read what the trip before it read and
-        changed nothing, and no word has a newer value."""
-        polls, self.polls = self.polls, {}
-        before = self.seen_before.get(loop)
-        self.seen_before[loop] = polls
-        wrote, self.wrote = self.wrote, False
-        if wrote or not polls:
-            self.trips[loop] = self.useful
-        else:
-            spins = self.machine.spins
-            if spins is not None and len(polls) == 1:
-                ((word, k),) = polls.items()
-                spins(self, loop, word, k)
-            self.useful = self.trips.get(loop, self.useful)
-        if wrote or not polls or before != polls:
+    def enter_loop(
+        self, loop: int, carried: tuple[Any, ...] = (), free: tuple[Any, ...] | None = None, counted: bool = False
+    ) -> None:
+        """A loop that polls begins. `counted`: it makes few trips, and counts them."""
+        trips = self.trips
+        at = next((k for k, trip in enumerate(trips) if trip.loop == loop), len(trips))
+        del trips[at:]  # left before
+        trips.append(Trip(loop, self.writes, carried, free, counted))
+
+    def back_edge(self, site: Site, loop: int, carried: tuple[Any, ...] = ()) -> bool:
+        """The end of a trip of a loop that polls: True, and parked, if it came to nothing, as the next one will, and no
+        word that it read has a newer value."""
+        trips = self.trips
+        while trips[-1].loop != loop:  # loops inside it, which were left
+            inner = trips.pop()
+            trips[-1].reads += inner.reads
+        trip = trips[-1]
+        reads = trip.reads
+        if trip.counted or not reads or trip.writes != self.writes or not same(trip.carried, carried):
+            if len(trips) > 1:
+                trips[-2].reads += reads
+            trip.next(self.writes, carried)
             return False
-        if any(k < len(word.writes) - 1 for word, k in polls.items()):
+        spins = self.machine.spins
+        if spins is not None and len(reads) == 1:
+            spins(self, trip, *reads[0])
+        trip.reads, before, trip.before = [], trip.before, [read[:2] for read in reads]
+        if trip.free is None and trip.before != before:  # the next one may read something else
             return False
-        for word in polls:
+        if any(k < len(word.writes) - 1 for word, k, _ in reads):
+            return False
+        self.polls = {word: k for word, k, _ in reads}
+        for word in self.polls:
             word.waiters.append(self)
-        self.polls = polls
         self.site = site
         self.at = None
-        self.useful -= 1  # waking up is no operation
+        self.parked = trip
+        return True
+
+    def try_again(self) -> bool:
+        """Nobody else can go on: whether this loop goes round once more, as it may have a bound of its own."""
+        trip = self.parked
+        if trip is None or trip.tries >= TRIES:
+            return False
+        trip.tries += 1
+        for word in self.polls:
+            if self in word.waiters:
+                word.waiters.remove(self)
+        self.machine.wake(self)
         return True
 
     # ---------------------------------------------------------------- output

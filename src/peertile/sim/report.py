@@ -39,8 +39,9 @@ def _located(target: Object, site: Site, runs: Sequence[Run]) -> tuple[str, int]
             size = high - low + (0 if view.name == site.name else 1 << 60)
             if best is None or size < best[0]:
                 best = (size, view.name, low)
-    if best is None:
-        return site.name, 0
+    if best is None:  # seen through pointers alone: elements count from the object of the heap that they lie in
+        part = target.nearest_part(runs[0][0])
+        return site.name, part[0] if part is not None and part[0] <= runs[0][0] < part[1] else 0
     named = site.name if site.name != target.name else best[1]
     return named, best[2]
 

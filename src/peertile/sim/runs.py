@@ -97,7 +97,7 @@ class Case:
             conditions=self.conditions,
         )
         machine.park = park
-        machine.spins, machine.is_vain = getattr(chooser, "spins", None), getattr(chooser, "is_vain", None)
+        machine.spins, machine.among = getattr(chooser, "spins", None), getattr(chooser, "among", None)
         machine.trace = Trace() if self.traced else None
         machine.foresight = foresight
         verdict: Verdict | None = None

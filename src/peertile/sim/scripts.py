@@ -47,6 +47,8 @@ class Cell:
         self.dtype = dtype
         self.at = at
         """A cell whose first bytes this one shares."""
+        self.polled: dict[Any, Site] = {}
+        """Places of reads in loops, which are the same ones in every run."""
 
 
 class Actor:
@@ -92,6 +94,22 @@ class Actor:
         value = self.program.load_word(site, word)
         self.got.append(value)
         return value
+
+    def poll(
+        self, cell: Cell, value: int, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
+    ) -> Generator[Any, None, Any]:
+        """A loop of reads, until one gives at least `value`: what it gave."""
+        site = cell.polled.setdefault((order, scope), self._site(Verb.READS, cell, order, scope))
+        word, loop = self.program.word(site, self._views(cell), (0,)), id(cell)
+        self.program.enter_loop(loop, free=(value,))
+        while True:
+            self.program.at, self.program.site = word, site
+            yield
+            found = self.program.load_word(site, word)
+            if found >= value:
+                return found
+            if self.program.back_edge(site, loop):
+                yield True
 
     def put(
         self, cell: Cell, value: int, order: Order = Order.RELEASE, scope: Scope = Scope.SYSTEM

@@ -137,7 +137,7 @@ class UnsafeProgram(Program):
         if found is None or found[1] + size > found[0].nbytes or found[0].freed_by is not None:
             if found is not None:
                 self.reach(site, found[0], found[1], found[1] + size)
-            target = self.machine.memory.objects[0]
+            target = self.machine.memory.make(0, self.rank, "no object")
             record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
             raise Found(Bounds(access=access_of(target, record, ()), message=f"address {address:#x} lies in no object"))
         self._inside(site, found[0], ((found[1], found[1] + size),))
@@ -221,7 +221,7 @@ class UnsafeProgram(Program):
         self, site: Site, dtype: DType, shape: tuple[int, ...], pointer: Any, tile: Any, mask: Any, token: Any
     ) -> Token:
         strand = self._strand(token)
-        self.wrote = True
+        self.writes += 1
         values = np.broadcast_to(np.asarray(tile).astype(dtype.numpy), shape)
         if site.order is not Order.WEAK:
             for k, word in self._words(site, dtype, pointer, mask):

@@ -95,6 +95,9 @@ class Stream(Agent):
             return
         operation = self.busy
         if operation is None:
+            if not self.queue:  # a wait that timed out ended here before the turn that it had been woken for
+                self.ready = False
+                return
             operation = self.busy = self.queue.popleft()
             join(self.clock, operation.clock)
             if self.machine.trace is not None:

@@ -130,6 +130,7 @@ class _Copies:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._placed: dict[int, _Placed] = {}
+        self._table = np.array([0, 1, 0, 0], np.int64)  # kernels read two bases before they know how many there are
 
     def pack(self, t: Type, value: Any) -> bytes:
         """The slots of one argument. By the type and not the value: a scalar may come as an array of rank 0."""
@@ -140,8 +141,8 @@ class _Copies:
         own = value[0] if isinstance(value, PerRank) else value
         address = self._address(own)
         if isinstance(t, SymmetricType):
-            table = self._address(np.array([0, 1, address], np.int64))
-            return struct.pack("<2q", table, 0) + _extents(own)
+            # Of one heap, which begins at address 0: the fields of an object have one table, as they have in a launch.
+            return struct.pack("<2q", self._address(self._table), address) + _extents(own)
         return struct.pack("<q", address) + (b"" if isinstance(t, PointerType) else _extents(own))
 
     def _address(self, array: np.ndarray[Any, np.dtype[Any]]) -> int:

@@ -133,6 +133,7 @@ def _ping(p: Program, mine: int, theirs: int, rounds: int) -> Code:
 
 def _suspend(p: Program, address: int, out: int) -> Code:
     word = p.word(_GET, _view(p, address), (0,))
+    p.enter_loop(0)
     while True:
         yield
         seen = p.load_word(_GET, word)

@@ -166,7 +166,10 @@ def test_a_matrix_product_goes_through_descriptors_made_once():
 
 def test_a_column_major_factor_is_described_transposed():
     body = body_of(lower_to_text(gemm(unit="1, 0")), "matmul")
-    assert "shape=[b_n1.to(tl.int32), b_n0.to(tl.int32)], strides=[b_s1, 1], block_shape=[256, 64])" in body
+    assert (
+        "shape=[tl.maximum(b_n1, 1).to(tl.int32), tl.maximum(b_n0, 1).to(tl.int32)], strides=[b_s1, 1], "
+        "block_shape=[256, 64])"
+    ) in body
     assert "tl.permute(b_tiles.load([(n * 256).to(tl.int32), (k * 64).to(tl.int32)]), (1, 0))" in body
 
 
@@ -235,6 +238,9 @@ def test_a_row_of_checks_nests_one_level():
     body = body_of(lower_to_text(k.done()), "checks")
     assert body.count("if _alive:") == 1
     assert body.count("_alive = _check(") == 30
+    # What failed is kept in registers and recorded once, behind everything.
+    assert body.count("_faults()") == body.count("_report(_fault, _program)") == 1
+    assert body.rstrip().endswith("_report(_fault, _program)")
 
 
 # ---------------------------------------------------------------- options, refusals, launch layout

@@ -276,6 +276,7 @@ def test_an_older_assembler_says_what_to_install(monkeypatch):
     )
 
 
+@pytest.mark.feature("K15", "cuda")
 @pytest.mark.usefixtures("triton_needed")
 def test_inspect_shows_the_instructions():
     texts = ["x=f32[4096]@fabric", "mine=f32[4096]", f"B={TILE}"]

@@ -12,6 +12,7 @@ from peertile.backends.cuda import ptx
 from peertile.backends.cuda.compile import lower_to_text
 from peertile.backends.cuda.state import Ranks
 from peertile.dtypes import u64
+from peertile.errors import KernelAssert
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
 from peertile.memory_model import Cmp, Order, Scope
@@ -104,6 +105,39 @@ def test_a_patient_load_of_places_that_fill_ends_when_none_is_empty():
     assert "not.b64 $0, $4;" in text  # what is not active has come
 
 
+@pt.kernel
+def expects(words: T.Peer, e: T.u64):
+    word = T.wait_at_least(words, e, (0,))
+    T.assert_(word == e, "another")
+
+
+@pt.kernel
+def expects_and_tells(words: T.Peer, e: T.u64):
+    word = T.wait_at_least(words, e, (0,))
+    T.assert_(word == e, "another")
+    T.print_("word", word)
+
+
+def test_a_word_that_is_only_asserted_is_compared_by_the_thread_that_polls(heap):
+    words = heap.zeros((1,), pt.u64)
+    body = body_of(source_of(expects.grid(1)(words, 3)), "expects")
+    assert "_wait_at_least_acquire_sys_u64_exact(" in body
+    assert "tl.reduce" not in body
+    assert "_check(" not in body.split("_exact(")[1]
+    other = body_of(source_of(expects_and_tells.grid(1)(words, 3)), "expects_and_tells")
+    assert "_wait_at_least_acquire_sys_u64_value(" in other
+    assert "_check(" in other.split("_value(")[1]
+
+
+def test_a_word_that_is_only_asserted_fails_as_an_assertion(heap):
+    words = heap.zeros((1,), pt.u64)
+    words.copy_from([4])
+    expects.grid(1)(words, 4).sync()
+    with pytest.raises(KernelAssert, match="another"):
+        expects.grid(1)(words, 3).sync()
+    heap.group.recover()
+
+
 def test_polls_of_waits_are_not_unrolled():
     _, text = ptx.wait(ptx.Poll((u64,), Cmp.AT_LEAST, Order.ACQUIRE, Scope.SYSTEM))
     assert text.count(ptx.ROLLED) == 2
@@ -134,3 +168,30 @@ def test_a_loop_that_polls_by_hand_has_the_bound_of_a_wait():
     assert body.index("_since = _clock()") < body.index("while ")
     assert "_alive = _alive & _patience(_since, _abort, _fault, _timeout, _program, " in body.split("while ")[1]
     assert "barrier.red.and.pred" in source.split("def _patience")[1].split("def ")[0]
+
+
+@pt.kernel
+def to_and_fro(ready: T.Signal, rounds: T.i32, to: T.i64):
+    for _ in T.range(rounds):
+        ready.notify(to=to)
+        ready.wait(to)
+
+
+@pt.kernel
+def to_two(ready: T.Signal, a: T.i64, b: T.i64):
+    ready.notify(to=a)
+    ready.notify(to=b)
+
+
+def test_the_count_of_a_signal_to_one_peer_is_read_once_and_stored_each_time(heap):
+    body = body_of(source_of(to_and_fro.grid(1)(heap.signal(slots=1), 9, 0)), "to_and_fro")
+    head, loop = body.split("while ", 1)
+    inside = "mask=(_program >= 0) & (_program < ready_sent_n0) & (to >= 0) & (to < ready_sent_n1), other=0)"
+    assert inside in head  # an index that is out of bounds is found later
+    assert "tl.load(ready_" not in loop.replace("tl.load(ready_arrived_table", "")
+    assert loop.count("tl.store(ready_sent + ") == loop.count("tl.store(ready_seen + ") == 1
+
+
+def test_counts_of_signals_to_several_peers_stay_in_memory(heap):
+    body = body_of(source_of(to_two.grid(1)(heap.signal(slots=1), 0, 0)), "to_two")
+    assert body.count("tl.load(ready_sent + ") == 2

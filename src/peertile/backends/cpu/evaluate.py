@@ -51,7 +51,7 @@ _LINE = 64
 @dataclass(frozen=True, slots=True)
 class Mode:
     """How memory is accessed. `inside`: every tile of a view is wholly inside it and its vector axis has
-    stride 1. `stream`: stores go around the caches."""
+    stride 1. `stream`: stores go around the caches, those to tiles that say so."""
 
     inside: bool
     stream: bool = False
@@ -73,13 +73,15 @@ class Host(Protocol):
 @dataclass(eq=False, slots=True)
 class TileAccess:
     """A tile of a view with the address of its first element, computed in front of the loops. `ahead`: while it is
-    read, what lies that many elements further (i64 register) is fetched into the caches."""
+    read, what lies that many elements further (i64 register) is fetched into the caches. `streams`: around the caches
+    is a way for stores to it."""
 
     view: RunView
     shape: tuple[int, ...]
     origin: tuple[str, ...]
     base: str
     ahead: str | None = None
+    streams: bool = False
 
     @property
     def element(self) -> str:
@@ -393,7 +395,8 @@ class Evaluator:
         alias = self.host.alias(tile.view.root)
         t = vector(element, width)
         if self.mode.inside:
-            hint = f"align {width * dtype.itemsize}, !nontemporal !2" if self.mode.stream else f"align {dtype.itemsize}"
+            streams = self.mode.stream and tile.streams
+            hint = f"align {width * dtype.itemsize}, !nontemporal !2" if streams else f"align {dtype.itemsize}"
             f.emit(f"store {t} {raw}, ptr {self._along(tile, p)}, {hint}{alias}")
             return
         if width == 1:

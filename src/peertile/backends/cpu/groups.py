@@ -285,8 +285,11 @@ class _Nest:
         for sink in stores:
             flag = "true" if sink.is_async else self.host.stream_flag(sink.view)
             size = self.lanes * sink.view.type.dtype.itemsize
-            if flag is None or sink.view.type.dtype.is_bool or self.lanes == 1 or size < 16:
+            if sink.view.type.dtype.is_bool or self.lanes == 1 or size < 16:
                 return None
+            if flag is None:
+                continue  # of two stores in one loop the other may
+            self.tiles[id(sink)].streams = True
             address = f.value(f"ptrtoint ptr {self.tiles[id(sink)].base} to i64")
             for axis, stride in enumerate(sink.view.strides):
                 if axis != self.vector_axis and sink.node.shape[axis] > 1:
@@ -295,7 +298,9 @@ class _Nest:
             aligned = f.value(f"icmp eq i64 {low}, 0")
             both = f.value(f"and i1 {aligned}, {flag}")
             result = both if result is None else f.value(f"and i1 {result}, {both}")
-        return result if self.inside == "true" else f.value(f"and i1 {result}, {self.inside}")
+        if result is None or self.inside == "true":
+            return result
+        return f.value(f"and i1 {result}, {self.inside}")
 
     # ------------------------------------------------------------ the loops
 

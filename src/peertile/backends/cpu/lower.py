@@ -34,7 +34,7 @@ from peertile.backends.cpu.nodes import (
     resolve,
     walk,
 )
-from peertile.backends.cpu.reads import buffers_below, is_shared, loads_below, reads_below
+from peertile.backends.cpu.reads import are_apart, buffers_below, is_shared, loads_below, reads_below
 from peertile.backends.cpu.target import CpuTarget
 from peertile.backends.cpu.text import Function, is_literal, mul
 from peertile.dtypes import DType
@@ -366,7 +366,7 @@ class Lowering:
             return True
         if a.root and b.root:
             return a.root == b.root
-        return not a.root and not b.root
+        return not a.root and not b.root and not are_apart(a, b)
 
     def before_load(self, view: View | None) -> None:
         """Emit pending stores that the load may read."""

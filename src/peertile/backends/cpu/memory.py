@@ -12,7 +12,7 @@ from peertile.backends.cpu.nodes import BufferNode, LoadNode, Node, ScalarNode, 
 from peertile.backends.cpu.reads import buffers_below
 from peertile.ir import ops
 from peertile.ir.core import Op, Value
-from peertile.ir.types import TileType
+from peertile.ir.types import TileType, ViewType
 
 
 @lowers(ops.PeerView)
@@ -26,8 +26,9 @@ def _peer_view(lo: Lowering, op: ops.PeerView) -> None:
     base = f.value(f"load ptr, ptr {address}, align 8")
     pointer = f.value(f"getelementptr i8, ptr {base}, i64 {symmetric.offset}")
     t = op.result.type
-    view = View(t, pointer, symmetric.extents, symmetric.strides, "", (id(symmetric), rank))  # type: ignore[arg-type]
-    lo.define(op.result, view)
+    assert isinstance(t, ViewType)
+    key, part = (id(symmetric), rank), (symmetric, op.operands[1])
+    lo.define(op.result, View(t, pointer, symmetric.extents, symmetric.strides, "", key, part))
 
 
 @lowers(ops.Field)

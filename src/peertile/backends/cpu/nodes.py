@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from peertile.backends.cpu.convert import Batch
 from peertile.dtypes import DType
+from peertile.ir.core import Value
 from peertile.ir.ops import Padding
 from peertile.ir.types import ViewType
 
@@ -44,6 +45,8 @@ class View:
     """Name of the parameter for LOCAL views, which alias no other parameter; "" where nothing is promised."""
     key: object = None
     """Equal for views that are the same place for certain."""
+    part: tuple[object, Value] | None = None
+    """Of a symmetric object's part: which object, and the rank that it lies on."""
 
 
 @dataclass(eq=False)

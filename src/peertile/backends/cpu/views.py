@@ -42,7 +42,7 @@ def _derived(lo: Lowering, op: Op, pointer: str, extents: tuple[str, ...], strid
     t = op.result.type
     assert isinstance(t, ViewType)
     # A key of its own: two derived views are the same place for certain only if they are the same value.
-    lo.define(op.result, View(t, pointer, extents, strides, view.root, op))
+    lo.define(op.result, View(t, pointer, extents, strides, view.root, op, view.part))
 
 
 @lowers(ops.ViewSlice)
@@ -116,7 +116,7 @@ def _thin(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _rows(lo: Lowering, tile: BufferNode, axis: int, k: str) -> BufferNode:
     """Slice k of a tile in scratch."""
     bytes_ = tile.strides[axis] * tile.dtype.itemsize
-    pointer = lo.f.value(f"getelementptr i8, ptr {tile.buffer.pointer}, i64 {mul(lo.f, k, bytes_)}")
+    pointer = lo.f.value(f"getelementptr i8, ptr {tile.address}, i64 {mul(lo.f, k, bytes_)}")
     buffer = Buffer(tile.buffer.offset, tile.buffer.bytes, pointer, True)
     return BufferNode(buffer, tile.dtype, _thin(tile.shape, axis), tile.strides)
 

@@ -160,7 +160,24 @@ def _unary(e: Emitter, op: ops.UnaryOp) -> None:
             e.alias(op.result, op.operands[0])
     else:
         wide, wide_dtype = widened(e, x, dtype)
+        if fn is Unary.EXP2 and dtype.bits == 32 and _is_above(op.operands[0], -126):
+            e.define(op.result, e.call("_exp2_normal", wide))
+            return
         e.define(op.result, narrowed(_float_unary(e, fn, wide, wide_dtype), dtype))
+
+
+def _is_above(value: Value, least: float) -> bool:
+    """Whether a tile is the maximum of something and a constant of `least` or more."""
+    op = value.op
+    if not isinstance(op, ops.BinaryOp) or op.attrs["fn"] is not Binary.MAX:
+        return False
+    for side in op.operands:
+        of = side.op
+        while of is not None and isinstance(of, ops.Broadcast | ops.Reshape):
+            of = of.operands[0].op
+        if isinstance(of, ops.Const) and of.attrs["value"] >= least:
+            return True
+    return False
 
 
 def _float_unary(e: Emitter, fn: Unary, x: str, dtype: DType) -> str:

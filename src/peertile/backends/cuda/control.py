@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from peertile.backends.cuda import own
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED
 from peertile.backends.cuda.state import (
     LAUNCH_WORDS,
@@ -94,6 +95,7 @@ def emit_body(e: Emitter) -> None:
     e.leaves = any(escapes(op) & ENDS for op in e.kernel.body.ops if not op.TERMINATOR)
     if e.leaves:
         e.w.line("_alive = tl.full((), True, tl.int1)")
+    own.plan(e)
     _block(e, e.kernel.body)
 
 
@@ -104,6 +106,8 @@ def _block(e: Emitter, block: Block) -> None:
             e.w.line(f"if {_guard(e, pending)}:")
             e.w.open()
             depth, pending = depth + 1, _NONE
+        if block is e.kernel.body:
+            own.prepare(e, op)
         e.op(op)
         if not op.TERMINATOR:
             pending |= escapes(op)

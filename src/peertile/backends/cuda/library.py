@@ -113,6 +113,12 @@ def _sigmoid_f32(x):
     e = libdevice.exp(0.0 - tl.abs(x))
     return tl.div_rn(tl.where(x < 0, e, 1.0), 1.0 + e)
 
+def _exp2_normal(x):
+    """Of -126 and more: no result is small, so nothing is lost where small numbers become zero."""
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
 def _float_to_int(x, to: tl.constexpr, low: tl.constexpr, high: tl.constexpr, beyond: tl.constexpr):
     """x, already rounded, saturated; NaN is 0. `beyond` = high + 1 is exact in every float type, `high` need not be."""
     too_big = x >= beyond
@@ -163,8 +169,9 @@ def _is_last(index, n: tl.constexpr):
     return tl.reduce(again.to(tl.int32), 1, _or) == 0
 
 def _dot_by_sum(a, b, acc):
-    """For extents below those of the tensor cores."""
-    return acc + tl.reduce(a.to(acc.dtype)[:, :, None] * b.to(acc.dtype)[None, :, :], 1, _add)
+    """For extents below those of the tensor cores. The row in front: the other way around, Triton takes this for a
+    product of matrices and makes one of it, with factors of 10 bits and eight times the value where K is 1."""
+    return acc + tl.reduce(b.to(acc.dtype)[None, :, :] * a.to(acc.dtype)[:, :, None], 1, _add)
 
 def _dot_by_sum_batched(a, b, acc):
     return acc + tl.reduce(a.to(acc.dtype)[:, :, :, None] * b.to(acc.dtype)[:, None, :, :], 2, _add)

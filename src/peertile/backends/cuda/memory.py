@@ -17,7 +17,7 @@ from peertile.backends.cuda.target import check_rmw, emulated_rmw
 from peertile.dtypes import DType
 from peertile.ir import ops
 from peertile.ir.core import Block, Op, Value, walk
-from peertile.ir.ops import Padding
+from peertile.ir.ops import Binary, Padding
 from peertile.ir.types import Space, TileType, ViewType
 from peertile.memory_model import Rmw, Scope
 
@@ -483,6 +483,11 @@ def _hits_once(store: ops.Store) -> bool:
     if not isinstance(tile, ops.TileIndex) or index != tile.results:
         return False
     linear = tile.operands[1]
+    if isinstance(linear.op, ops.BinaryOp) and linear.op.attrs["fn"] is Binary.SUB:
+        # From the last tile on: as many as there are less 1, less the number in turn.
+        whole, linear = linear.op.operands
+        if loop is not None and not _defined_outside(whole, loop):
+            return False
     if loop is None:
         return isinstance(linear.op, ops.ProgramId)
     # A view that is made in a loop around is another one in each of its trips.

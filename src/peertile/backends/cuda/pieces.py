@@ -1,4 +1,4 @@
-"""Lowering of pieces of tiles (take, extract, insert), of sorting, and of reductions and scans by a kernel's function.
+"""Lowering of pieces of tiles (take, extract, insert), of permutation, of sorting, and of folds by a kernel's function.
 
 Triton gathers along an axis; everything here but the folds is made of that. Bools and fp8 travel as integers, which
 is all that Triton moves between threads.
@@ -6,13 +6,16 @@ is all that Triton moves between threads.
 
 from __future__ import annotations
 
+from math import prod
+
 from peertile.backends.cuda.memory import expand
 from peertile.backends.cuda.spelling import REGISTER, shape_text
 from peertile.backends.cuda.state import LOWERINGS, Emitter, lowers, tile_of
 from peertile.backends.cuda.writer import Writer
 from peertile.dtypes import DType, Kind
 from peertile.ir import ops
-from peertile.ir.core import Op, Value
+from peertile.ir.core import Block, Op, Value
+from peertile.ir.types import TileType
 
 __all__: list[str] = []
 
@@ -97,6 +100,48 @@ def _insert(e: Emitter, op: ops.Insert) -> None:
     text = f"tl.broadcast_to(tl.reshape({text}, {shape_text(tuple(one))}), {shape_text(tuple(many))})"
     text = e.let_own("part", f"tl.reshape({text}, {shape_text(x.shape)})")
     e.define(op.result, _arrived(f"tl.where({' & '.join(inside)}, {text}, {whole})", x.dtype))
+
+
+# ---------------------------------------------------------------- permutation
+
+
+@lowers(ops.Permute)
+def _permute(e: Emitter, op: ops.Permute) -> None:
+    axes, (x,) = op.attrs["axes"], op.operands
+    if axes == tuple(range(len(axes))):
+        e.alias(op.result, x)
+    elif _is_carried(x):
+        a, r = tile_of(x), tile_of(op.result)
+        places = [prod(a.shape[axis + 1 :]) for axis in axes]
+        lines = [
+            f"{expand(f'tl.arange(0, {n})', k, r.rank)} * {place}"
+            for k, (n, place) in enumerate(zip(r.shape, places, strict=True))
+        ]
+        index = f"tl.reshape(tl.broadcast_to({' + '.join(lines)}, {shape_text(r.shape)}), ({r.numel},))"
+        flat = _along(e, f"tl.reshape({_carried(e.typed(x), a.dtype)}, ({a.numel},))", index, 0)
+        e.define(op.result, _arrived(f"tl.reshape({flat}, {shape_text(r.shape)})", a.dtype))
+    else:
+        e.define(op.result, f"tl.permute({e.text(x)}, {shape_text(axes)})")
+
+
+def _is_carried(x: Value) -> bool:
+    """Whether a tile comes from what a loop carries. One that is turned in each trip keeps Triton choosing layouts
+    for ever, since each choice asks for its turned one; the result of a gather has a layout of its own."""
+    seen: set[Value] = set()
+    todo = [x]
+    while todo:
+        v = todo.pop()
+        if v in seen or not isinstance(v.type, TileType) or not v.type.shape:
+            continue
+        seen.add(v)
+        if isinstance(v.owner, Block):
+            if isinstance(v.owner.parent, ops.For | ops.Loop):
+                return True
+            continue
+        todo += v.owner.operands
+        ends = [block.terminator for block in v.owner.blocks]
+        todo += [operand for end in ends if end is not None for operand in end.operands]
+    return False
 
 
 # ---------------------------------------------------------------- sorting

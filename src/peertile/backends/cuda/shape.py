@@ -1,4 +1,4 @@
-"""Lowering of broadcast, reshape, permute, reductions and matrix products.
+"""Lowering of broadcast, reshape, reductions and matrix products.
 
 Matrix products go to the tensor cores by `tl.dot`; extents below what those take are summed elementwise, within a
 bound on the work, and refused by name beyond it. u8 goes through i8. See `docs` for the table by architecture.
@@ -47,15 +47,6 @@ def _reshape(e: Emitter, op: ops.Reshape) -> None:
         e.define(op.result, _reduced(e, Fold.ADD if not a.dtype.is_bool else Fold.OR, flat, 0, a.dtype))
     else:
         e.define(op.result, f"tl.reshape({x}, {shape_text(r.shape)})")
-
-
-@lowers(ops.Permute)
-def _permute(e: Emitter, op: ops.Permute) -> None:
-    axes = op.attrs["axes"]
-    if axes == tuple(range(len(axes))):
-        e.alias(op.result, op.operands[0])
-    else:
-        e.define(op.result, f"tl.permute({e.text(op.operands[0])}, {shape_text(axes)})")
 
 
 _COMBINE: Final = {

@@ -167,6 +167,15 @@ def tile_of(value: Value) -> TileType:
     return value.type
 
 
+@dataclass(slots=True)
+class Own:
+    """A word that a variable holds: `first`, of the ops of the kernel's own block, has the first `use`."""
+
+    first: Op
+    use: Op
+    name: str = ""
+
+
 class Emitter:
     """Everything that the rules share. `emit.py` drives it."""
 
@@ -194,6 +203,8 @@ class Emitter:
         """Whether bulk copies store what others see: they have to end before it is released."""
         self.settled: set[Op] = set()
         """Comparisons and assertions that a wait has made already."""
+        self.own: dict[Root, Own] = {}
+        """Words that only this program uses and that a variable holds."""
         self.once: set[Op] = set()
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
         self.n_slots = 0

@@ -94,6 +94,11 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         warps = 16 if nbytes >= 1 << 15 else 8
         while warps > 1 and nbytes < warps * 1024:
             warps //= 2
+        # A warp folds short rows by itself, where several of them are a tile; more than one would have to meet.
+        folded = [op.operands[0].type for op in walk(kernel.body) if isinstance(op, ops.Reduce)]
+        rows = [t.shape[0] for t in folded if isinstance(t, TileType) and t.rank == 2 and t.shape[1] <= 1024]
+        if rows and max(rows) > 1:
+            warps = min(warps, max(rows))
     return warps, stages or 3
 
 

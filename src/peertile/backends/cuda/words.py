@@ -20,14 +20,14 @@ from peertile.ir.ops import CheckKind, Compare
 from peertile.ir.types import TileType
 from peertile.memory_model import Order
 
-__all__ = ["FAULT_KINDS", "PRINT_HEADER"]
+__all__ = ["FAULT_KINDS", "PRINT_HEADER", "address_of"]
 
 FAULT_KINDS: Final = {CheckKind.ASSERT: ptx.FAULT_ASSERT, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
 PRINT_HEADER: Final = 16
 """Bytes before the records of a print buffer, and of a record before its payload."""
 
 
-def _address(e: Emitter, view: View, indices: list[Value]) -> str:
+def address_of(e: Emitter, view: View, indices: list[Value]) -> str:
     terms = [view.pointer]
     for value, stride in zip(indices, view.strides, strict=True):
         index = e.text(value)
@@ -44,8 +44,11 @@ def _address(e: Emitter, view: View, indices: list[Value]) -> str:
 def _word_load(e: Emitter, op: ops.WordLoad) -> None:
     view, order = e.view(op.operands[0]), op.attrs["order"]
     dtype = view.type.dtype
+    if view.root in e.own:
+        e.set(op.result, e.let_own("word", e.own[view.root].name))
+        return
     e.before_read(view.root)
-    address = _address(e, view, op.operands[1:])
+    address = address_of(e, view, op.operands[1:])
     if order is Order.WEAK:
         e.define(op.result, to_register(f"tl.load({address})", dtype))
         return
@@ -61,10 +64,14 @@ def _word_store(e: Emitter, op: ops.WordStore) -> None:
     view, order = e.view(op.operands[0]), op.attrs["order"]
     dtype = view.type.dtype
     value = e.typed(op.operands[1])
+    if view.root in e.own:  # nobody reads it in this launch
+        e.w.line(f"{e.own[view.root].name} = {value}")
+        e.w.line(f"tl.store({address_of(e, view, op.operands[2:])}, {to_memory(value, dtype)})")
+        return
     if order.releases:
         e.barrier()
     e.before_write(view.root)
-    address = _address(e, view, op.operands[2:])
+    address = address_of(e, view, op.operands[2:])
     if order is Order.WEAK:
         e.w.line(f"tl.store({address}, {to_memory(value, dtype)})")
         return
@@ -81,7 +88,7 @@ def _word_rmw(e: Emitter, op: ops.WordRmw) -> None:
     if order.releases:
         e.barrier()
     e.before_write(view.root, kind)
-    address = _address(e, view, op.operands[2:])
+    address = address_of(e, view, op.operands[2:])
     value = e.typed(op.operands[1])
     if emulated_rmw(kind, dtype):
         function = ptx.rmw_tile(kind, dtype, order, scope)
@@ -192,7 +199,7 @@ def _poll(
     poll = ptx.Poll(tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result, exact)
     args = []
     for view, (_, expected, indices) in zip(views, words, strict=True):
-        args += [_address(e, view, indices), as_word(e.typed(expected), view.type.dtype)]
+        args += [address_of(e, view, indices), as_word(e.typed(expected), view.type.dtype)]
     place = e.place(op, "wait", what=op.attrs["what"])
     slot = e.typed(words[0][2][0]) if words[0][2] else _i64("0")
     args += ["_abort", "_fault", "_timeout", "_program", _i64(place), slot]

@@ -55,6 +55,7 @@ from peertile.runtime.driver import (
     check_fill,
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
+from peertile.runtime.drivers.cuda_feeder import Feeder
 from peertile.runtime.drivers.cuda_graph import CudaGraph, CudaGraphExec, LaunchGraph
 from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
 from peertile.runtime.drivers.cuda_launches import MAX_PROGRAMS, CudaLaunch
@@ -146,7 +147,8 @@ class CudaDevice(DriverDevice):
         self._events: deque[Any] = deque()
         self._capture_lock = threading.Lock()  # held while a graph is made on `_capture`
         self._health_ns = 0
-        self._native: Native = native()
+        self.native: Native = native()
+        self.feeder = Feeder(self.native, self.name)
         self._reserved = 0
         self.handle = api.device(ordinal)
         self.context = api.retain_context(self.handle)
@@ -283,6 +285,7 @@ class CudaDevice(DriverDevice):
                                 f"{self.name}: cannot close while operations are pending; sync its streams first"
                             )
                 self.pump.stop()
+                self.feeder.stop()
                 _segments.leave(self)
                 self.heap.settle()
                 for stream in self._streams:
@@ -727,7 +730,7 @@ class CudaDevice(DriverDevice):
         # for instance, shuts the stream's gate; the long way does it then, or says what is wrong.
         if type(stream) is CudaStream and type(prepared) is CudaLaunch and prepared.plain and not self.api.host_threads:
             try:
-                sequence = stream.launch(prepared, args, self._native.launch, 0)
+                sequence = stream.launch(prepared, args, self.native.launch, 0)
             except CudaError as error:
                 raise self.failed_call(error) from error
             if sequence:
@@ -745,7 +748,7 @@ class CudaDevice(DriverDevice):
             if natively:
                 assert isinstance(stream, CudaStream)
                 try:
-                    first, made = stream.launch_chain(rest, self._native.chain)
+                    first, made = stream.launch_chain(rest, self.native.chain)
                 except CudaError as error:
                     raise self.failed_call(error) from error
                 numbers += range(first, first + made)
@@ -756,17 +759,18 @@ class CudaDevice(DriverDevice):
         return numbers
 
     def run_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> FaultRecord | None:
-        own = as_own(stream, CudaStream, "stream")
+        assert isinstance(stream, CudaStream)
+        own = stream
         if own.capture is not None:
             raise UsageError(f"{prepared.options.name}: expected a stream that runs, got one that is being captured")
         sequence = 0
         if type(prepared) is CudaLaunch and prepared.plain and not self.api.host_threads:
             try:
-                sequence = own.launch(prepared, args, self._native.run, _SPIN_NS)
+                sequence = own.launch(prepared, args, self.native.run, _SPIN_NS)
             except CudaError as error:
                 raise self.failed_call(error) from error
         if sequence:
-            if own.done(sequence) and not own.spans:
+            if own.settle_last(sequence) or (own.done(sequence) and not own.spans):
                 return None
             ticket = Ticket(own, sequence, prepared.options.name)
         else:

@@ -90,7 +90,7 @@ class CudaApi:
                 "install peertile with its cuda extra: pip install 'peertile[cuda]'"
             ) from error
         d = self._d
-        # Streams that share a queue of the hardware run what is in them in the order of the queue, so that a kernel that
+        # Streams that share a queue of the hardware run what is in it in the order of the queue, so that a kernel that
         # waits for one in another stream may stand in front of it, and both end at their bound. 8 queues are the
         # default, 32 are all that there are, and CUDA asks for the number once, now.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_SLOTS", "FAULT_WORDS", "LAUNCH_BYTES", "MAX_PROGRAMS", "Block", "CudaLaunch", "Launches", "Slot"]
 
-BLOCK_SLOTS: Final = 256
+BLOCK_SLOTS: Final = 1024
 FAULT_WORDS: Final = 16
 LAUNCH_BYTES: Final = 64
 MAX_PROGRAMS: Final = (1 << 31) - 1
@@ -85,7 +85,9 @@ class CudaLaunch(PreparedLaunch):
         programs = n0 * n1 * n2
         waits = module.waits
         most = resident if waits or options.cooperative else MAX_PROGRAMS
-        self.plain = options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most and not (blocking and waits)
+        self.plain = (
+            options.on_print is None and n0 > 0 and n1 > 0 and 0 < programs <= most and not (blocking and waits)
+        )
         checks = [word for pair in module.layout.bounds() for word in pair]
         self.words = words = (ctypes.c_int64 * (Plan.CHECKS + len(checks)))()
         values = {

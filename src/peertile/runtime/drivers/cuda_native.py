@@ -22,9 +22,14 @@ from typing import Final
 
 from peertile.backends.cpu import jit
 from peertile.runtime.drivers.cpu_native_python import builtin
+from peertile.runtime.drivers.cuda_native_feeding import feeding_text
 
-__all__ = ["FAILED", "LONG_WAY", "Lane", "Native", "Plan", "native"]
+__all__ = ["CLOSELY", "FAILED", "LONG_WAY", "Lane", "Native", "Plan", "native"]
 
+NEAR_TICKS: Final = 150_000
+"""Two launches in fewer ticks than this (some 60 us) follow each other closely."""
+CLOSELY: Final = 1 << 60
+"""Added to the number of a launch where the feeder is wanted for those to come."""
 LONG_WAY: Final = 0
 """Answer: not launched, since it is not so simple."""
 FAILED: Final = -1
@@ -60,7 +65,17 @@ class Lane(IntEnum):
     LAUNCH_EX = 23
     CONFIG = 24  # address of a CUlaunchConfig whose one attribute lets a kernel start before the one in front has ended
     TURN = 25  # which half of the scratch memory is next: two launches that overlap do not share one
-    COUNT = 26
+    FEEDER = 26  # address of the words of the device's feeder (`cuda_feeder.py`); 0: it has none
+    RING = 27  # address of the launches that wait for the feeder
+    HEAD = 28  # how many were posted
+    DONE = 29  # how many of them were made
+    POSTED = 30  # number of the last one
+    BUSY = 31  # somebody is making them
+    JAM = 32  # the NVIDIA driver refused one: nothing is made any more until Python has seen to it
+    LAST = 33  # when the last launch was made, in ticks of the processor
+    STREAK = 34  # launches that came shortly after the one in front
+    CLOSELY = 35  # from which streak on the feeder is wanted
+    COUNT = 36
 
 
 class Plan(IntEnum):
@@ -103,6 +118,7 @@ def _text() -> str:
     return f"""
 declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i64 @llvm.readcyclecounter()
 
 ; Marks: what was issued has run once the word says so. The answer is the error.
 define internal i32 @mark(ptr %lane) {{
@@ -147,13 +163,40 @@ done:
 }}
 
 define i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited) {{
+  %ready = call i1 @settled(ptr %lane)
+  br i1 %ready, label %go, label %jammed
+go:
   %entered = call i1 @enter(ptr %lane)
-  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited, i1 false)
   call void @leave(ptr %lane, i1 %entered)
+  %last.p = getelementptr i64, ptr %lane, i64 {int(Lane.LAST)}
+  %last = load i64, ptr %last.p
+  %now = call i64 @llvm.readcyclecounter()
+  store i64 %now, ptr %last.p
+  %passed = sub i64 %now, %last
+  %near = icmp ult i64 %passed, {NEAR_TICKS}
+  %streak.p = getelementptr i64, ptr %lane, i64 {int(Lane.STREAK)}
+  %streak = load i64, ptr %streak.p
+  %longer = add i64 %streak, 1
+  %streak.next = select i1 %near, i64 %longer, i64 0
+  store i64 %streak.next, ptr %streak.p
   ret i64 %answer
+jammed:
+  ret i64 {LONG_WAY}
 }}
 
-define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %given, i64 %awaited) {{
+define i64 @cuda_enqueue(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited) {{
+  %answer = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaited)
+{_words("%lane", streak=Lane.STREAK, closely=Lane.CLOSELY)}
+  %long = icmp sge i64 %streak, %closely
+  %made = icmp sgt i64 %answer, 0
+  %wanted = and i1 %long, %made
+  %told = add i64 %answer, {CLOSELY}
+  %result = select i1 %wanted, i64 %told, i64 %answer
+  ret i64 %result
+}}
+
+define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %given, i64 %awaited, i1 %forced) {{
 entry:
 {
         _words(
@@ -201,7 +244,9 @@ entry:
   %word.ptr = inttoptr i64 %word to ptr
   %seen = load atomic i64, ptr %word.ptr acquire, align 8
   %under.way = sub i64 %issued, %seen
-  %deep = icmp sge i64 %under.way, %depth
+  %deep.0 = icmp sge i64 %under.way, %depth
+  %free = xor i1 %forced, true
+  %deep = and i1 %deep.0, %free
   %full = icmp sge i64 %used, %slots
   %small = icmp ugt i64 %need, %have
   %short = icmp slt i64 %given, %nbytes
@@ -319,11 +364,16 @@ failed:
 define i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, ptr %sizes, i64 %count, i64 %awaited) {{
 entry:
   %error.p = getelementptr i64, ptr %lane, i64 {int(Lane.ERROR)}
+  %ready = call i1 @settled(ptr %lane)
+  br i1 %ready, label %go, label %jammed
+jammed:
+  ret i64 0
+go:
   store i64 0, ptr %error.p
   %entered = call i1 @enter(ptr %lane)
   br label %next
 next:
-  %k = phi i64 [0, %entry], [%k.next, %made]
+  %k = phi i64 [0, %go], [%k.next, %made]
   %more = icmp slt i64 %k, %count
   br i1 %more, label %make, label %done
 make:
@@ -337,7 +387,7 @@ make:
   %is.last = icmp eq i64 %k.next, %count
   %last = zext i1 %is.last to i64
   %mark = and i64 %last, %awaited
-  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %size, i64 %mark)
+  %answer = call i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %size, i64 %mark, i1 false)
   %ok = icmp sgt i64 %answer, 0
   br i1 %ok, label %made, label %done
 made:
@@ -388,6 +438,8 @@ no:
 
 define i64 @cuda_run(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %ns) {{
   %sequence = call i64 @cuda_launch(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 1)
+  %streak.p = getelementptr i64, ptr %lane, i64 {int(Lane.STREAK)}
+  store i64 0, ptr %streak.p
   %ok = icmp sgt i64 %sequence, 0
   br i1 %ok, label %spin, label %done
 spin:
@@ -398,13 +450,16 @@ done:
 }}
 """
 
+
 _ENTRIES: Final = {
-    "cuda_launch": ("pPbi", True),
-    "cuda_run": ("pPbi", True),
-    "cuda_spin": ("pii", True),
+    "cuda_enqueue": ("ppbi", "cuda_post"),
+    "cuda_run": ("ppbi", None),
+    "cuda_spin": ("pii", None),
+    "cuda_feed": ("p", None),
+    "cuda_serve": ("p", None),
 }
-"""Functions that Python calls, with their arguments: an address, the address of a plan, a bytes object (its address and
-its length), an integer; and whether the interpreter lock is let go of meanwhile."""
+"""Functions that Python calls without the interpreter lock, with their arguments: an address, a bytes object (its address
+and its length), an integer; and what is tried first with the lock, all but the last argument: not 0 is its answer."""
 
 _MOST_OF_A_CHAIN: Final = 256
 
@@ -422,7 +477,7 @@ declare ptr @PyList_GetItem(ptr, i64)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 """
-    for name, (codes, releases) in _ENTRIES.items():
+    for name, (codes, first) in _ENTRIES.items():
         lines, values = [], []
         for k, code in enumerate(codes):
             lines += [f"  %at{k} = getelementptr ptr, ptr %args, i64 {k}", f"  %o{k} = load ptr, ptr %at{k}"]
@@ -438,8 +493,14 @@ declare void @PyEval_RestoreThread(ptr)
             else:
                 lines.append(f"  %v{k} = inttoptr i64 %i{k} to ptr")
                 values.append(f"ptr %v{k}")
-        before = "  %thread = call ptr @PyEval_SaveThread()" if releases else ""
-        after = "  call void @PyEval_RestoreThread(ptr %thread)" if releases else ""
+        before = "  br label %without"
+        if first is not None:
+            before = f"""  %quick = call i64 @{first}({", ".join(values[:-1])})
+  %was.quick = icmp ne i64 %quick, 0
+  br i1 %was.quick, label %at.once, label %without
+at.once:
+  %quick.object = call ptr @PyLong_FromLongLong(i64 %quick)
+  ret ptr %quick.object"""
         text += f"""
 define ptr @python_{name}(ptr %self, ptr %args, i64 %count) {{
 {chr(10).join(lines)}
@@ -450,8 +511,10 @@ bad:
   ret ptr null
 good:
 {before}
+without:
+  %thread = call ptr @PyEval_SaveThread()
   %answer = call i64 @{name}({", ".join(values)})
-{after}
+  call void @PyEval_RestoreThread(ptr %thread)
   %object = call ptr @PyLong_FromLongLong(i64 %answer)
   ret ptr %object
 }}
@@ -503,9 +566,41 @@ taken:
 bad:
   ret ptr null
 good:
+  br label %post
+post:
+  %p = phi i64 [0, %good], [%p.next, %posted]
+  %left = icmp slt i64 %p, %n
+  br i1 %left, label %try, label %rest
+try:
+  %p.plan.at = getelementptr ptr, ptr %plans, i64 %p
+  %p.plan = load ptr, ptr %p.plan.at
+  %p.block.at = getelementptr ptr, ptr %blocks, i64 %p
+  %p.block = load ptr, ptr %p.block.at
+  %p.size.at = getelementptr i64, ptr %sizes, i64 %p
+  %p.size = load i64, ptr %p.size.at
+  %quick = call i64 @cuda_post(ptr %lane, ptr %p.plan, ptr %p.block, i64 %p.size)
+  %was.quick = icmp ne i64 %quick, 0
+  %p.next = add i64 %p, 1
+  br i1 %was.quick, label %posted, label %rest
+posted:
+  br label %post
+rest:
+  %made = phi i64 [%p, %post], [%p, %try]
+  %all.posted = icmp sge i64 %made, %n
+  br i1 %all.posted, label %out, label %direct
+direct:
   %thread = call ptr @PyEval_SaveThread()
-  %answer = call i64 @cuda_chain(ptr %lane, ptr %plans, ptr %blocks, ptr %sizes, i64 %n, i64 %awaited)
+  %plans.rest = getelementptr ptr, ptr %plans, i64 %made
+  %blocks.rest = getelementptr ptr, ptr %blocks, i64 %made
+  %sizes.rest = getelementptr i64, ptr %sizes, i64 %made
+  %n.rest = sub i64 %n, %made
+  %more.made = call i64 @cuda_chain(ptr %lane, ptr %plans.rest, ptr %blocks.rest, ptr %sizes.rest, i64 %n.rest,
+                                    i64 %awaited)
   call void @PyEval_RestoreThread(ptr %thread)
+  br label %out
+out:
+  %direct.made = phi i64 [0, %rest], [%more.made, %direct]
+  %answer = add i64 %made, %direct.made
   %object = call ptr @PyLong_FromLongLong(i64 %answer)
   ret ptr %object
 }}
@@ -517,8 +612,8 @@ class Native:
     made them."""
 
     def __init__(self, symbols: dict[str, int]) -> None:
-        self.launch: Callable[[int, int, bytes, int], int] = builtin("cuda_launch", symbols["python_cuda_launch"])
-        """(lane, plan, arguments, awaited): the number of the launch, LONG_WAY or FAILED."""
+        self.launch: Callable[[int, int, bytes, int], int] = builtin("cuda_launch", symbols["python_cuda_enqueue"])
+        """(lane, plan, arguments, awaited): the number of the launch, perhaps plus CLOSELY, LONG_WAY or FAILED."""
         self.run: Callable[[int, int, bytes, int], int] = builtin("cuda_run", symbols["python_cuda_run"])
         """(lane, plan, arguments, ns): the same, after at most `ns` of waiting for its end."""
         self.spin: Callable[[int, int, int], int] = builtin("cuda_spin", symbols["python_cuda_spin"])
@@ -527,6 +622,10 @@ class Native:
             "cuda_chain", symbols["python_cuda_chain"]
         )
         """(lane, plans, argument blocks, awaited): how many of the first launches were made."""
+        self.feed: Callable[[int], int] = builtin("cuda_feed", symbols["python_cuda_feed"])
+        """(lane): make what was posted; 0, or 1 if the NVIDIA driver refused one."""
+        self.serve: Callable[[int], int] = builtin("cuda_serve", symbols["python_cuda_serve"])
+        """(words of a feeder): make what is posted on any of its lanes, until nothing was for a while."""
 
 
 _lock: Final = threading.Lock()
@@ -538,5 +637,6 @@ def native() -> Native:
     with _lock:
         if not _made:
             names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain")]
-            _made.append(Native(jit.load_object(jit.compile_text(_text() + _doors(), level=2), names)))
+            text = _text() + feeding_text(Lane, Plan, CLOSELY) + _doors()
+            _made.append(Native(jit.load_object(jit.compile_text(text, level=2), names)))
         return _made[0]

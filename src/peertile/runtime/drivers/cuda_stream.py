@@ -38,9 +38,19 @@ from peertile.runtime.driver import (
     print_records,
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, LaunchConfig
-from peertile.runtime.drivers.cuda_launches import BLOCK_SLOTS, LAUNCH_BYTES, Block, CudaLaunch, Launches, Slot
+from peertile.runtime.drivers.cuda_feeder import AFTER, NEVER, Ring
+from peertile.runtime.drivers.cuda_launches import (
+    BLOCK_SLOTS,
+    FAULT_WORDS,
+    LAUNCH_BYTES,
+    Block,
+    CudaLaunch,
+    Launches,
+    Slot,
+)
 from peertile.runtime.drivers.cuda_memory import words_at
-from peertile.runtime.drivers.cuda_native import FAILED, LONG_WAY, Lane
+from peertile.runtime.drivers.cuda_native import CLOSELY, FAILED, LONG_WAY, Lane
+from peertile.runtime.drivers.cuda_native_feeding import Feeding
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
@@ -50,7 +60,7 @@ __all__ = ["CudaStream", "HostWork", "Op", "Params", "Printer", "Target", "state
 DEPTH: Final = 256
 MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
-_ISSUED, _MARKED, _USED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED)
+_ISSUED, _MARKED, _USED, _POSTED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED), int(Lane.POSTED)
 _LOOK_MASK: Final = MARK_EVERY - 1
 """Launches take note of what has run when their number has none of these bits: as often as markers come."""
 HIDDEN: Final = struct.Struct("<10Q")
@@ -237,8 +247,8 @@ class CudaStream(StreamHandle, Target):
 
     __slots__ = (
         "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane",
-        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "run",
-        "settled", "spans", "unclean", "word", "word_address",
+        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "ring",
+        "run", "settled", "spans", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False
@@ -258,7 +268,7 @@ class CudaStream(StreamHandle, Target):
         values = {
             Lane.STREAM: int(self.cu), Lane.CONTEXT: device.context_number, Lane.WORD: self.word_address,
             Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: 0,
-            Lane.MARK_EVERY: MARK_EVERY,
+            Lane.MARK_EVERY: MARK_EVERY, Lane.CLOSELY: AFTER if device.feeder.serves else NEVER,
         }  # fmt: skip
         *entries, values[Lane.LAUNCH_EX] = self.api.entries()
         values |= {Lane(Lane.LAUNCH_KERNEL + k): address for k, address in enumerate(entries)}
@@ -267,6 +277,7 @@ class CudaStream(StreamHandle, Target):
         for index, value in values.items():
             self.lane[index] = value
         self.lock = threading.RLock()  # protects what follows up to `run`; held while operations are issued
+        self.ring: Ring | None = None  # where launches wait for the device's feeder, once it looks after the stream
         self.capture: list[Op] | None = None
         self.closed = False
         self.destroyed = False
@@ -295,6 +306,7 @@ class CudaStream(StreamHandle, Target):
                 self.capture.append(op)
                 return Ticket(self, -1, op.name)
             self.usable()
+            self.drain()
             self.look()
             sequence = self.submitted + 1
             self._unclean(op, 1)
@@ -316,9 +328,35 @@ class CudaStream(StreamHandle, Target):
         """Number of the last operation."""
         backlog = self.backlog
         try:
-            return backlog[-1][0] if backlog else self.lane[_ISSUED]
+            return backlog[-1][0] if backlog else max(self.lane[_POSTED], self.lane[_ISSUED])
         except IndexError:  # the pump was faster
             return self.lane[_ISSUED]
+
+    def drain(self) -> None:
+        """Have all launches made that are posted: `lock` is held, and nothing is posted meanwhile."""
+        if self.ring is not None and (self.lane[Lane.HEAD] != self.lane[Lane.DONE] or self.lane[Lane.JAM]):
+            if self.device.native.feed(self.lane_address):
+                self._unjam()
+
+    def _unjam(self) -> None:
+        """The NVIDIA driver refused a launch that was posted: it fails, and those behind it do not run."""
+        lane = self.lane
+        error = self.api.refused(lane[Lane.ERROR])
+        first, last = lane[_ISSUED] + 1, lane[_POSTED]
+        run, self.run = self.run, None
+        names = [launch.name for launch in run.ops[len(run.ops) - (last - first + 1) :]] if run is not None else []
+        if run is not None:
+            del run.ops[len(run.ops) - len(names) :]
+        lane[Lane.DONE] = lane[Lane.HEAD]
+        lane[Lane.JAM] = 0
+        lane[_ISSUED] = last
+        told = self.device.translate(error)
+        for k, name in enumerate(names):
+            self.pending.append((first + k, _Broken(name) if k == 0 else _Skipped(name), None if k else told))
+        if error.sticky:
+            self.device.failed_call(error)
+        else:
+            self._mark()
 
     def gate(self) -> None:
         """Let native code launch, or not: called whenever something changes that this depends on."""
@@ -350,29 +388,54 @@ class CudaStream(StreamHandle, Target):
             if sequence > 0:
                 run.ops.append(launch)
                 self.name = launch.name
+                if sequence > CLOSELY:
+                    sequence -= CLOSELY
+                    self._feed()
+                    self.drain()
                 if not sequence & _LOOK_MASK:
                     self.look()
             elif sequence == FAILED:
                 raise self.api.refused(self.lane[Lane.ERROR])
             return sequence
 
+    def _feed(self) -> None:
+        """Launches follow each other closely: let the device's feeder make them."""
+        feeder = self.device.feeder
+        if self.ring is None and feeder.serves:
+            ring = Ring()
+            self.lane[Lane.RING] = ring.address
+            if feeder.add(self.lane_memory, self.lane_address):
+                self.ring = ring
+                self.lane[Lane.FEEDER] = feeder.address
+            else:
+                self.lane[Lane.CLOSELY] = NEVER
+        if self.ring is not None:
+            feeder.wake()
+
     def launch_chain(
         self, launches: Sequence[tuple[CudaLaunch, bytes]], call: Callable[[int, list[int], list[bytes], int], int]
     ) -> tuple[int, int]:
-        """As many of the first of the launches as native code makes in one go: the number of the first, and how many."""
+        """As many of the first of the launches as native code makes in one go: the first one's number, how many."""
         plans, blocks = [launch.address for launch, _ in launches], [args for _, args in launches]
         with self.lock:
             self.look()
             run = self.run or self._open_run()
             if run is None:
                 return 0, 0
-            first = self.lane[_ISSUED] + 1
+            first = self.submitted + 1
+            self.lane[Lane.ERROR] = 0
             made = call(self.lane_address, plans, blocks, 0)
             if made:
                 run.ops += [launch for launch, _ in launches[:made]]
                 self.name = launches[made - 1][0].name
-            if self.lane[Lane.ERROR]:
+            if self.lane[Lane.JAM]:
+                self.drain()
+            elif made < len(launches) and self.lane[Lane.ERROR]:
                 raise self.api.refused(self.lane[Lane.ERROR])
+            if len(launches) >= AFTER:
+                self._feed()
+            if self.ring is not None and not self.device.feeder.words[Feeding.AWAKE]:
+                self.drain()
             return first, made
 
     def _open_run(self) -> Launches | None:
@@ -415,6 +478,7 @@ class CudaStream(StreamHandle, Target):
     def flush(self) -> bool:
         """Issue what the backlog holds, as far as possible; whether something is left. The pump calls it."""
         with self.lock:
+            self.drain()
             self.look()
             while self.backlog and self.issued - self.word[0] < DEPTH and self.backlog[0][1].ready():
                 sequence, op = self.backlog[0]
@@ -437,6 +501,7 @@ class CudaStream(StreamHandle, Target):
     def want(self, sequence: int) -> None:
         """Somebody waits for this operation: see to it that a marker comes."""
         with self.lock:
+            self.drain()
             if self.marked < sequence <= self.issued and not self.destroyed:
                 self._mark()
 
@@ -447,6 +512,7 @@ class CudaStream(StreamHandle, Target):
     def close(self) -> None:
         with self.lock:
             self.usable()
+            self.drain()
             self.closed = True
             self.gate()
             if not self.backlog:
@@ -529,6 +595,21 @@ class CudaStream(StreamHandle, Target):
     @property
     def failed(self) -> bool:
         return bool(self.spans) and self.spans[-1].last is None
+
+    def settle_last(self, sequence: int) -> bool:
+        """Whether nothing but this launch was open, and it has run without a fault: the rule where each is waited for,
+        and what `done` finds out at greater length."""
+        with state:
+            run, pending = self.run, self.pending
+            if run is None or self.spans or not pending or pending[0] is not run or run.first != sequence:
+                return False
+            if len(run.ops) != 1 or self.word[0] < sequence or run.block.faults[run.at * FAULT_WORDS]:
+                return False
+            run.ops.clear()
+            run.first += 1
+            run.at += 1
+            self.settled = sequence
+            return True
 
     def look(self) -> None:
         """Take note of what has run."""
