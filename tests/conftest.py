@@ -1,7 +1,7 @@
 """What every test shares: tiers, the device option, the seed, and the check that nothing is left behind.
 
-Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier; `pytest -m long` fuzzing
-and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
+Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier, which draws a few cases of each test
+with many; `pytest -m long` fuzzing and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
 cpu, on whatever device a thread works on that names none) and what needs one or two GPUs (`cuda`, `cuda2`), and
 nothing else; what needs more GPUs than there are (`cuda2`, `gpus`) is left out. What a tier leaves out is
 deselected, and counted as such, never skipped: a skip would read like a test that ran.
@@ -46,6 +46,9 @@ MARKERS = (
 RUN_VARIABLE = "PEERTILE_TEST_RUN"
 SEGMENTS = Path("/dev/shm")
 GRACE_S = 5.0
+
+QUICK_CASES = 2
+"""Of a test with more parameters than that, so many cases run in the quick tier."""
 
 CACHE = pytest.StashKey[str]()
 SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
@@ -211,12 +214,33 @@ def left_out(item: pytest.Item, config: pytest.Config) -> bool:
     return "long" in marks and not ("long" in config.option.markexpr or any("::" in arg for arg in config.args))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    out, kept = [], []
+def is_quick(config: pytest.Config) -> bool:
+    """Whether this is the quick tier, and no test was asked for by name."""
+    named = config.option.keyword or any("::" in arg for arg in config.args)
+    return "not slow" in config.option.markexpr and not named
+
+
+def drawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """What the quick tier runs of `items`: of a test with many parameters a few cases, other ones for each seed. The
+    suite runs all of them."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        (out if left_out(item, config) else kept).append(item)
-    if out:
-        config.hook.pytest_deselected(items=out)
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen: set[pytest.Item] = set()
+    for name, found in cases.items():
+        few = random.Random(f"{config.option.seed}:{name}")
+        chosen.update(found if len(found) <= QUICK_CASES else few.sample(found, QUICK_CASES))
+    return [item for item in items if item in chosen]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept = [item for item in items if not left_out(item, config)]
+    if is_quick(config):
+        kept = drawn(kept, config)
+    if len(kept) < len(items):
+        held = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in held])
     shuffle = random.Random(config.option.seed)
     by_file: dict[Path, list[pytest.Item]] = {}
     for item in kept:

@@ -42,8 +42,8 @@ from peertile.cli.bench_kernels import vector_add  # noqa: E402
 from peertile.library.products import matmul  # noqa: E402
 from peertile.runtime.context import ExecutionContext  # noqa: E402
 from peertile.runtime.device import Device  # noqa: E402
-from peertile.runtime.drivers.cuda import CudaDriver  # noqa: E402
 from peertile.runtime.drivers import cuda_feeder  # noqa: E402
+from peertile.runtime.drivers.cuda import CudaDriver  # noqa: E402
 from peertile.runtime.drivers.cuda_native import Lane, Plan, native  # noqa: E402
 
 if "--feed" in FLAGS or "--no-feed" in FLAGS:
@@ -593,7 +593,6 @@ def eager_rank(group: pt.Group) -> None:
         one = scope.graph
         one.launch().sync_on(stream)
         timed("graph_of_one", lambda: [one.launch().submit(stream) for _ in range(200)], 200)
-        del graph, one, scope
     if group.rank == 0:
         say(part="eager", found=made)
     group.barrier("end")
@@ -627,8 +626,8 @@ def main(arguments: list[str]) -> None:
                 continue
             env = os.environ | {"PEERTILE_DEVICE": "cuda"}
             try:
-                done = subprocess.run([sys.executable, __file__, "eager-ranks", *FLAGS], env=env, capture_output=True, text=True,
-                                      timeout=45, check=False)  # fmt: skip
+                done = subprocess.run([sys.executable, __file__, "eager-ranks", *FLAGS], env=env, text=True,
+                                      capture_output=True, timeout=45, check=False)  # fmt: skip
                 print(done.stdout, end="", flush=True)
                 if done.returncode:
                     say(part="eager", error=done.stderr[-1500:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -38,7 +39,7 @@ from peertile.recognise import recogniser
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.device import Device
 from peertile.runtime.registry import current_device
-from peertile.runtime.site import call_site
+from peertile.runtime.site import PACKAGE, call_site
 from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
@@ -118,7 +119,10 @@ class KernelFunction:
                     # As the constructor does, without its call: building an op is counted in nanoseconds.
                     op: LaunchOp = _new(LaunchOp)
                     op._spent = False
-                    op._site = call_site(2)
+                    frame = sys._getframe(1)
+                    code = frame.f_code
+                    outside = not code.co_filename.startswith(PACKAGE)
+                    op._site = (code, frame.f_lasti) if outside else call_site(2)
                     op.kernel = self
                     op.given = given
                     op.uses = uses

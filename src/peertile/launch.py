@@ -264,8 +264,13 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         bound = self._bound
         if bound is not None and bound.group is not None:
             context.require(bound.group.check)
-        ready = self._prepare()
+        ready = self._ready
+        if ready is None or not ready.spec.captures.is_current():
+            ready = self._ready = self._made_ready()
         lease = context.lease(self.uses, self.kernel.name, self._site)
+        if context.recording is None and not context.on_caller:
+            context.launch(ready.prepared, ready.args, lease, ready.maker)
+            return self.given
         context.keep_launch(ready.maker)
         if context.on_caller:
             driver = context.driver

@@ -171,6 +171,7 @@ print(cache.stats.hits, "llvmlite.binding" in set(sys.modules) - before)
 """
 
 
+@pytest.mark.slow
 def test_a_hit_loads_no_llvm(tmp_path):
     compile_kernel(vector_add(), cache=DiskCache(tmp_path, 1 << 20))
     out = subprocess.run(

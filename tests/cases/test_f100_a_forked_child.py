@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 HEAD = "import os, sys, gc, peertile as pt\n"
 
 
@@ -14,6 +16,7 @@ def run(code):
     )
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_and_frees_nothing():
     done = run(
         """

@@ -13,6 +13,7 @@ from peertile.errors import LaunchError, UsageError
 HEAD = "import peertile as pt\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

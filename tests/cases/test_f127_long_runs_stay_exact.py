@@ -1,5 +1,7 @@
 """Five thousand rounds between barriers: clocks do not saturate, and nothing is reported."""
 
+import pytest
+
 from peertile.memory_model import Order
 from peertile.sim.explore import explore
 from peertile.sim.scripts import Cell, script_case
@@ -28,6 +30,7 @@ def rounds(count: int, skip: int | None = None):
     return script_case([program(0), program(1)], max_steps=1_000_000)
 
 
+@pytest.mark.slow
 def test_barrier_separated_accesses_stay_ordered() -> None:
     assert explore(rounds(1500), 1, shrinks=0).clean
 

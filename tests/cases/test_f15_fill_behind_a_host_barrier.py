@@ -1,6 +1,8 @@
 """A flag is cleared by a fill on a stream and the hosts meet: the fill may still be to come when a peer's notify
 arrives, and then wipes it out."""
 
+import pytest
+
 import peertile as pt
 import peertile.language as T
 from peertile.checker.check import check
@@ -29,6 +31,7 @@ def program(sync: bool):
     return main
 
 
+@pytest.mark.slow
 def test_a_fill_that_the_hosts_did_not_wait_for_races_with_the_notify() -> None:
     for seed in range(0, 2000, 200):
         report = check(program(False), 2, schedules=1, seed=seed)

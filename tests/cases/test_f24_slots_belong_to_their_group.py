@@ -1,5 +1,6 @@
 """F24: overlapping groups have words of their own, so a signal of one never ends a wait on the other."""
 
+import pytest
 from case_ranks import spawn
 
 import peertile as pt
@@ -41,6 +42,7 @@ def ranks(group):
     return found
 
 
+@pytest.mark.slow
 def test_the_wait_is_for_the_rank_of_its_own_group():
     for _ in range(3):
         assert spawn(ranks, 3) == [None, 42, None]

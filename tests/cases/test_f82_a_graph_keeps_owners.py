@@ -13,6 +13,7 @@ from peertile.errors import UsageError
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoped", [True, False])
 def test_a_replay_reads_what_was_recorded_not_what_took_its_place(scoped):
     stream = device().stream()

@@ -11,6 +11,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.slow
 def test_bytes_in_use_stay_flat_over_graphs_and_launches():
     stream = device().stream()
     gc.collect()

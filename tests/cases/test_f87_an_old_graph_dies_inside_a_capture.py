@@ -11,6 +11,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.slow
 def test_the_new_graph_holds_what_was_recorded_and_no_more():
     stream, x, y = device().stream(), pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
     circle = [pt.op.fill(x, 5).graph_on(stream)]

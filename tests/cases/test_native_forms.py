@@ -251,6 +251,7 @@ def around_the_capacity(group):
     return None
 
 
+@pytest.mark.slow
 def test_f75_a_call_around_the_capacity_is_right_and_one_beyond_it_is_refused_by_all():
     first, second = spawn(around_the_capacity, 2)
     assert first == second == "ArgumentError"

@@ -144,6 +144,7 @@ def test_f74_a_hundred_graphs_later_nothing_more_is_held(group):
         assert pt.current_device().memory().in_use == before
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.HOST, "ArgumentError: all_reduce: ONE_SHOT: expected up to 2048 bytes, got 2052")
 def test_f75_a_call_larger_than_its_share_of_the_workspace(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

@@ -4,6 +4,7 @@ import gc
 import itertools
 
 import numpy as np
+import pytest
 from sim_cases import faulty, silent
 
 import peertile as pt
@@ -47,6 +48,7 @@ def replayed(group, baked, rounds=1):
             assert baked or out.numpy().tolist() == [replay + 1 - me] * 16
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.RACE, "stage of rank", "swap on rank 0", "swap on rank 1")
 def test_f77_the_colour_of_a_round_is_baked_into_the_graph(group):
     replayed(group, True)

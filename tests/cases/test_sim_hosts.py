@@ -2,6 +2,7 @@
 do the same."""
 
 import numpy as np
+import pytest
 from sim_cases import faulty, silent
 
 import peertile as pt
@@ -151,6 +152,7 @@ def test_f64_a_signal_that_is_lost_is_named_by_its_word(group):
             group.barrier("never")
 
 
+@pytest.mark.slow
 @silent(ranks=4)
 def test_f65_fewer_elements_than_ranks(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

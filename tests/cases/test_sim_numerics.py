@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from sim_cases import faulty, silent
 
 import peertile as pt
@@ -44,6 +45,7 @@ def test_f105_nan_and_inf_stay_where_they_are_on_every_path(group):
     assert np.array_equal(got, [2.0, np.nan, 6.0, np.inf], equal_nan=True)
 
 
+@pytest.mark.slow
 @silent(ranks=4)
 def test_f106_min_is_nan_in_every_order(group):
     rows = [list(row) for row in zip(*itertools.permutations([1.0, np.nan, 3.0, 4.0]), strict=True)]
@@ -56,6 +58,7 @@ def test_f107_no_identity_leaks_into_min_and_max(group):
     assert np.array_equal(got, [np.inf, -np.inf, np.nan], equal_nan=True)
 
 
+@pytest.mark.slow
 @silent(ranks=4)
 def test_f108_bf16_is_summed_in_f32_and_rounded_once(group):
     rows = [[256.0]] + [[1.0]] * 3
@@ -106,6 +109,7 @@ def test_f112_infinite_padding_of_a_type_that_has_it(group):
     assert z.numpy().tolist() == [-3.0]
 
 
+@pytest.mark.slow
 @silent()
 def test_f114_every_reduction_of_every_type_is_right_or_refused_alike(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

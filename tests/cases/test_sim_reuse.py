@@ -1,6 +1,7 @@
 """On the simulated machine: memory that peers read, written or given back too early; one buffer for two purposes."""
 
 import numpy as np
+import pytest
 from sim_cases import faulty, silent
 
 import peertile as pt
@@ -44,6 +45,7 @@ def test_f37_everybody_has_read_before_anybody_writes(group):
     in_place(group, True)
 
 
+@pytest.mark.slow
 @silent()
 def test_f37_one_shot_in_place_goes_through_staging(group):
     with pt.SymmetricHeap(group, 1 << 18) as heap, Collectives(heap, programs=1, slot_bytes=4096) as c:
@@ -81,6 +83,7 @@ def test_f39_the_input_of_a_running_collective_is_dropped(group):
             other.sync()
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.LIFETIME, "all_reduce_one_shot on rank", "was freed by the host of rank")
 def test_f39_the_input_is_given_back_while_it_is_read(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

@@ -1,6 +1,7 @@
 """On the simulated machine: addresses that are not aligned, layouts, uneven and empty shares, very large offsets."""
 
 import numpy as np
+import pytest
 from sim_cases import faulty, silent
 
 import peertile as pt
@@ -10,6 +11,7 @@ from peertile.library.selection import Algorithm
 from peertile.sim.verdicts import VerdictKind
 
 
+@pytest.mark.slow
 @silent()
 def test_f115_an_aligned_size_at_a_misaligned_address(group):
     me = group.rank
@@ -63,6 +65,7 @@ def test_f120_gaps_of_a_bucket_poison_nothing(group):
         assert b.numpy().tolist() == [6] * 5
 
 
+@pytest.mark.slow
 @silent(ranks=4)
 def test_f121_uneven_shares_round_trip(group):
     me, shares = group.rank, [0, 3, 2, 0]
@@ -74,12 +77,14 @@ def test_f121_uneven_shares_round_trip(group):
         assert back.numpy().tolist() == [4 * (1 + me)] * shares[me]
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.HOST, "ArgumentError: all_to_all: x: expected a number of elements that 2 ranks divide, got 7")
 def test_f121_an_uneven_size_where_shares_are_equal(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:
         c.all_to_all(pt.zeros((7,), pt.f32)).sync()
 
 
+@pytest.mark.slow
 @silent(ranks=2)
 def test_f122_zero_elements_are_a_collective_like_any_other(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

@@ -316,6 +316,7 @@ def test_a_queue_that_nobody_fills_is_a_deadlock() -> None:
     assert verdict.waiters[0].what == f"a condition that somebody notifies ({line(main, 'get()')})"
 
 
+@pytest.mark.slow
 def test_events_queues_and_timeouts_of_one_thread_work() -> None:
     def main(group) -> None:
         event, box, start = threading.Event(), queue.Queue(), time.monotonic()
@@ -398,6 +399,7 @@ def test_the_examples_with_host_pipelines_are_silent(name: str) -> None:
     assert report.clean, str(report)
 
 
+@pytest.mark.slow
 def test_a_callback_between_two_tasks_may_wait_for_the_device_while_other_ranks_go_on() -> None:
     def main(group) -> None:
         async def inside() -> None:
@@ -410,3 +412,35 @@ def test_a_callback_between_two_tasks_may_wait_for_the_device_while_other_ranks_
         asyncio.run(inside())
 
     assert_clean(main, 3, schedules=20)
+
+
+def test_an_error_of_a_task_in_a_group_is_told_with_its_own_line() -> None:
+    def main(group) -> None:
+        async def fails() -> None:
+            await asyncio.sleep(0)
+            raise ValueError("this one")
+
+        async def inside() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fails())
+
+        asyncio.run(inside())
+
+    (verdict,) = check(main, 1, schedules=1).verdicts
+    assert verdict.headline == "host: rank 0 raised ValueError: this one"
+    assert f'{line(main, "raise ValueError")} in fails: raise ValueError("this one")' in str(verdict)
+
+
+def test_a_refused_call_of_a_task_in_a_group_cannot_be_checked() -> None:
+    def main(group) -> None:
+        async def waits() -> None:
+            urllib.request.urlopen("http://localhost")
+
+        async def inside() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(waits())
+
+        asyncio.run(inside())
+
+    with pytest.raises(CannotCheck, match="cannot be checked"):
+        check(main, 1, schedules=1)

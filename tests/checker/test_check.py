@@ -69,6 +69,7 @@ def test_a_function_of_the_group_is_checked() -> None:
     assert report.exploration.schedules == 50
 
 
+@pytest.mark.slow
 def test_local_kernels_give_their_values() -> None:
     def main(group) -> None:
         x = pt.asarray(np.arange(100, dtype=np.float32))
@@ -273,6 +274,19 @@ def test_memory_in_use_after_free_is_reported() -> None:
     assert verdict.headline == f"use after free: x of rank 0 was freed by the host of rank 0 at {__file__}:{line}"
 
 
+def test_memory_that_only_copies_have_reached_is_told_in_bytes_of_its_own() -> None:
+    def main(group) -> None:
+        with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:
+            heap.zeros((100,), pt.f32)
+            x, got = heap.zeros((8,), pt.f32), np.zeros(4, np.float32)
+            x.copy_from(np.ones(8, np.float32))
+            pt.op.copy(x.at(1 - group.rank)[4:], to=got).sync()
+
+    verdict = assert_reports(VerdictKind.RACE, main, 2, schedules=3)
+    assert verdict.headline.startswith("race: two accesses of symmetric memory of rank ")
+    assert verdict.headline.endswith(", bytes [16:32], are not ordered")
+
+
 def test_what_was_covered_is_part_of_every_report() -> None:
     report = check(two_ranks, 2, schedules=3)
     text = str(report)
@@ -319,6 +333,7 @@ def test_a_file_is_compiled_under_its_own_future_statements_and_its_dataclasses_
         assert report.clean, str(report)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_nothing_of_its_machine_behind() -> None:
     def main(group) -> None:
         stream = pt.current_device().stream("left alone")

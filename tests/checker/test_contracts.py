@@ -114,6 +114,7 @@ def test_different_grids_on_one_channel_are_named() -> None:
         )
 
 
+@pytest.mark.slow
 def test_equal_grids_are_fine_whatever_their_order_in_time() -> None:
     def main(group) -> None:
         with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:

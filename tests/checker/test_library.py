@@ -6,10 +6,12 @@ import pytest
 import peertile as pt
 from peertile.checker.check import check
 from peertile.library.collectives import Collectives
-from peertile.library.selection import Algorithm
+from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
+from peertile.library.reductions import ReduceOp
+from peertile.library.selection import GPU_ONLY, Algorithm
 
 NAMES = [
-    *(f"all_reduce {a.value}" for a in Algorithm if a not in (Algorithm.PUSHED, Algorithm.MULTIMEM)),  # which is for GPUs
+    *(f"all_reduce {a.value}" for a in Algorithm if a not in GPU_ONLY | {Algorithm.MULTIMEM}),
     "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "barrier", "all_gather_v",
 ]  # fmt: skip
 
@@ -62,6 +64,29 @@ def collective(name: str, n: int = 100, programs: int | None = 2, turns: int = 2
 @pytest.mark.feature("A1", "sim")
 def test_collectives_are_clean_on_two_ranks(name: str) -> None:
     report = check(collective(name), 2, schedules=2)
+    assert report.clean, str(report)
+
+
+def gpu_plan(algorithm: Algorithm, tile: int):
+    """All-reduces by the kernels for GPUs, out of place and in place, one tile to a program and several."""
+
+    def main(group) -> None:
+        size = group.size
+        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 2) + (1 << 16)) as heap:
+            plans, x, out = GpuPlans(heap, 2), pt.asarray(values(group.rank, 60)), pt.zeros((60,), pt.f32)
+            for shape in (Shape(algorithm, 2, tile), Shape(algorithm, 2, tile // 4)):
+                for _ in range(2):
+                    plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()
+                    assert np.array_equal(out.numpy(), sum(values(r, 60) for r in range(size)))
+                plans.all_reduce(shape, None, out, ReduceOp.MAX).sync()
+
+    return main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "tile"), [("flagged", 32), ("filled", 16), ("pushed", 32)])
+def test_kernels_for_gpus_are_clean_on_two_ranks(algorithm: str, tile: int) -> None:
+    report = check(gpu_plan(Algorithm(algorithm), tile), 2, schedules=2)
     assert report.clean, str(report)
 
 

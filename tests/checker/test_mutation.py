@@ -10,6 +10,7 @@ from peertile.testing.mutation import Configuration, judge, mutations, truth
 QUICK = ("barrier", pytest.param("all_reduce symmetric one_shot, 40", marks=pytest.mark.slow))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.feature("C2", "sim")
 @pytest.mark.feature("C3", "sim")
@@ -71,6 +72,7 @@ def test_a_mutant_says_what_was_done_where_and_what_came_of_it() -> None:
     assert "race: two accesses of" in verdicts[" weaken wait 1: ready.wait()"][0][1]
 
 
+@pytest.mark.slow
 def test_truth_says_when_it_has_not_seen_all_interleavings() -> None:
     case = by_name("barrier")[0].case()
     assert truth(case, 2).complete is False

@@ -35,6 +35,7 @@ def peertile(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.feature("U2", "cpu")
 def test_ranks_get_their_number_and_the_arguments(write):
     path = write("group = init()\nos.write(1, f'{group.rank}/{group.size} {sys.argv[1:]}\\n'.encode())\n")
@@ -69,6 +70,7 @@ group.barrier("never")
 """
 
 
+@pytest.mark.slow
 def test_the_ranks_that_failed_are_shown_the_first_one_first(write):
     status, _, err = peertile("run", write(FAILS), "--ranks", "2")
     assert status == 1

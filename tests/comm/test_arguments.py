@@ -93,6 +93,7 @@ def test_launchers_say_what_they_take():
         assert message(call) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(RankModel), ids=lambda model: model.value)
 def test_a_message_that_cannot_be_handled_concerns_its_sender_alone(model):
     text = "odd: the rendezvous could not handle this call: TypeError: unhashable type: 'list'"

@@ -83,6 +83,7 @@ def last_line(text):
 # A rank fails
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "victim"), [(2, 1), SLOW(2, 0), SLOW(4, 0), SLOW(4, 1)])
 @pytest.mark.feature("S5", "cpu")
 def test_a_killed_rank_ends_the_waits_of_the_others(ranks, victim, tmp_path):
@@ -112,6 +113,7 @@ except Exception as error:
     assert report.status in (7, 137)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, SLOW(0)])
 def test_an_uncaught_exception_reaches_the_others_and_the_launcher(victim, tmp_path, capfd):
     path = write(
@@ -348,7 +350,9 @@ def test_the_first_failure_is_one_that_no_other_rank_caused():
 # Other launchers, and ranks that do not come
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
+@pytest.mark.native_only
 @pytest.mark.feature("D1", "cpu")
 def test_ranks_of_torchrun_join(tmp_path):
     path = write(

@@ -80,12 +80,14 @@ def test_init_in_a_rank_returns_its_group(model):
     )
 
 
+@pytest.mark.slow
 @MODELS
 def test_an_exchange_may_be_larger_than_a_socket_buffer(model):
     expected = [(3_000_000, {rank}) for rank in range(3)]
     assert ranks("large_exchange", 3, 3_000_000, model=model) == [expected] * 3
 
 
+@pytest.mark.slow
 @SIZES
 def test_descriptors_travel(model, size):
     expected = []
@@ -95,17 +97,20 @@ def test_descriptors_travel(model, size):
     assert ranks("descriptors", size, model=model) == expected
 
 
+@pytest.mark.slow
 def test_no_descriptor_leaks():
     for before, after in ranks("open_descriptors", 3, model=RankModel.PROCESSES):
         assert after == before
 
 
+@pytest.mark.slow
 @MODELS
 def test_too_many_descriptors_are_refused(model):
     text = "exchange(many, fds): expected at most 125 descriptors per rank, got 200"
     assert ranks("too_many_descriptors", 2, model=model) == [("ArgumentError", text)] * 2
 
 
+@pytest.mark.slow
 @MODELS
 @pytest.mark.feature("D2", "cpu")
 def test_f61_disagreements_raise_on_every_rank_and_the_group_goes_on(model):
@@ -157,6 +162,7 @@ def test_wrong_subgroups(model):
     assert ranks("wrong_subgroups", 2, model=model) == [[("ArgumentError", t) for t in texts]] * 2
 
 
+@pytest.mark.slow
 @MODELS
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=SLOW)])
 @pytest.mark.feature("S5", "cpu")

@@ -277,6 +277,7 @@ def test_an_expression_has_a_depth_that_is_refused_with_its_line():
     assert error(compiled("v = n" + ".astype(T.i64)" * 300)).message == TOO_DEEP
 
 
+@pytest.mark.slow
 def test_blocks_and_expressions_that_python_cannot_hold_together_are_refused():
     body, pad = "", ""
     for k in range(90):

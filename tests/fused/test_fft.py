@@ -32,6 +32,7 @@ def check_length(rng, n, rows=3):
     assert np.abs(back - z).max() <= 1e-6 * max(1, np.log2(n))
 
 
+@pytest.mark.slow
 def test_transforms_agree_with_numpy(rng):
     check_length(rng, 64)
 
@@ -42,6 +43,7 @@ def test_transforms_of_every_length_agree_with_numpy(n, rng):
     check_length(rng, n)
 
 
+@pytest.mark.slow
 def test_a_transform_may_be_in_place_and_strided(rng):
     z = random_rows(rng, 16, 16)
     a, b = planes(z)

@@ -144,6 +144,7 @@ def test_attention_names_what_does_not_fit(ring):
         assert refused(call) == message
 
 
+@pytest.mark.slow
 def test_experts_name_what_does_not_fit(experts):
     x, ids, weights = zeros(4, 2), pt.asarray(np.array([[0, 1]] * 4)), pt.ones((4, 2), F32)
     sent = experts.dispatch(x, ids).sync()
@@ -179,6 +180,7 @@ def dispatched(group, ids):
         return programs.caught(lambda: experts.dispatch(zeros(1, 2), pt.asarray(np.array(ids))).sync(), KernelAssert)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -206,6 +208,7 @@ def different_shapes(group):
         return programs.caught(lambda: products.matmul_all_reduce(x, zeros(2 + group.rank, 3)).sync(), pt.PeertileError)
 
 
+@pytest.mark.slow
 def test_ranks_that_call_differently_fail_at_once():
     with pytest.raises((SignatureMismatch, pt.PeerFailed)):
         raise_what_ranks_met(pt.spawn(different_shapes, 2, (), model=pt.RankModel.THREADS, timeout_s=60))

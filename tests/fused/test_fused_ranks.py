@@ -1,9 +1,12 @@
 """Fused kernels on ranks as threads: values against numpy, types, shapes that do not divide, empty shares, processes."""
 
 import fused_programs as programs
+import numpy as np
 import pytest
 
 import peertile as pt
+from peertile.library import fused
+from peertile.library.fused import FusedProducts
 
 pytestmark = pytest.mark.any_device
 
@@ -114,3 +117,70 @@ def test_experts_take_any_number_of_choices(count, top_k, seed):
 @pytest.mark.parametrize("places", [1, 3, 50])
 def test_what_finds_no_place_is_left_out_in_rank_order(places, seed):
     spawned(programs.experts, 3, (40, 9, 33), 5, 10, 2, places=places, seed=seed)
+
+
+def gathered_with_a_tail(group, rows, columns):
+    """As on a GPU: a part is begun when it is there, and the last one ends in smaller tiles."""
+    rows = list(rows)[: group.size]
+    with FusedProducts(group, staging_bytes=1 << 20, movers=2, workers=3, tile=(16, 256, 16)) as products:
+        products._on_gpu = True
+        for turn in range(3):
+            parts = [programs.numbers((turn, r), "f32", rows[r], 20) for r in range(group.size)]
+            b, exact = programs.numbers((turn, 100 + group.rank), "f32", 20, columns)
+            out = programs.poisoned((sum(rows), columns), "f32")
+            products.all_gather_matmul(parts[group.rank][0], b, out, rows=rows).sync()
+            programs.close(out.numpy(), np.concatenate([p[1] for p in parts]) @ exact, "f32", 10.0)
+        return fused.tail_rows(sum(rows), columns, (16, 256), products.programs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [(64, 64, 64), (48, 70, 33), (0, 64, 64)])
+@pytest.mark.parametrize("n", [2, 3])
+def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):
+    monkeypatch.setattr(fused, "WORTH_WAITING", 100)
+    found = pt.spawn(gathered_with_a_tail, n, (rows, 700), model=pt.RankModel.THREADS, timeout_s=100)
+    assert (found[0] > 0) == ((n, rows) in [(3, (64, 64, 64)), (2, (0, 64, 64))])
+
+
+def flagged_sums(group, dtype, partials):
+    options = {"dtype": dtype, "flagged": True, "partials": getattr(pt, partials), "turns": 3}
+    programs.reduced_product(group, m=5, columns=10, staging_bytes=1 << 16, **options)
+    programs.reduced_product(group, m=70, inner=(33, 64, 5), columns=130, staging_bytes=1 << 20, **options)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "partials"), [("f32", "f32"), ("bf16", "bf16"), ("f16", "f32")])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_parts_whose_words_carry_flags_are_summed_alike_on_all_ranks(n, dtype, partials):
+    assert all(pt.spawn(flagged_sums, n, (dtype, partials), model=pt.RankModel.THREADS, timeout_s=100))
+
+
+def changing_shapes(group):
+    """Calls of one communicator whose staging lies elsewhere each time, the ranks not in step."""
+    rng = np.random.default_rng(3)
+    with FusedProducts(group, staging_bytes=1 << 15, workers=2, tile=(8, 8, 8), flagged=False) as products:
+        for turn in range(12):
+            m, k, columns, kind = (int(v) for v in (*rng.integers(1, 30, 3), rng.integers(3)))
+            m *= group.size
+            parts = [programs.numbers((turn, r), "f32", m, k) for r in range(group.size)]
+            factors = [programs.numbers((turn, 100 + r), "f32", k, columns) for r in range(group.size)]
+            a, b = parts[group.rank][0], factors[group.rank][0]
+            total = sum(p[1] @ f[1] for p, f in zip(parts, factors, strict=True))
+            rows = slice(group.rank * m // group.size, (group.rank + 1) * m // group.size)
+            if kind == 0:
+                got, want = products.matmul_reduce_scatter(a, b), total[rows]
+            elif kind == 1:
+                got, want = products.matmul_all_reduce(a, b), total
+            else:
+                own = [p[1][: m // group.size] for p in parts]
+                got = products.all_gather_matmul(a[: m // group.size], b)
+                want = np.concatenate(own) @ factors[group.rank][1]
+            programs.close(got.sync().numpy(), want, "f32", 40.0)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
+def test_calls_of_different_shapes_and_kinds_may_follow_each_other(n):
+    assert all(pt.spawn(changing_shapes, n, (), model=pt.RankModel.THREADS, timeout_s=100))

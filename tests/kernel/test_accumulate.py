@@ -54,6 +54,7 @@ def update(h: T.Accumulate, rmw: T.Const):
     h.atomic((1,), rmw, tile.astype(h.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K16", "cpu")
 @pytest.mark.parametrize("d", ATOMIC, ids=str)
 def test_every_function_and_dtype(d):

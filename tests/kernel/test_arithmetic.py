@@ -70,6 +70,7 @@ def python_int(expression: str, a: int, b: int, d) -> int:
     return special[expression] if expression in special else eval(expression, {"a": a, "b": b})
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.feature("K8", "cpu")
 @pytest.mark.sentence("NU-10", "NU-11", "NU-12", "NU-13", "NU-14")
@@ -113,6 +114,7 @@ CLOSE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.sentence("NU-20", "NU-21", "NU-22", "NU-24", "NU-25", "NU-26")
 @pytest.mark.parametrize("d", each_dtype(MATH), ids=str)
@@ -132,6 +134,7 @@ def test_every_word_of_floats_that_rounds_once(d):
     np.testing.assert_array_equal(high.astype(np.float64), np.maximum(x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.sentence("NU-23")
 @pytest.mark.parametrize("d", each_dtype(MATH), ids=str)

@@ -77,6 +77,7 @@ print("peertile.frontend.build" in sys.modules, len(op.compiled().compiled.stage
 """
 
 
+@pytest.mark.slow
 def test_second_process_compiles_nothing(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
@@ -95,6 +96,7 @@ def test_second_process_compiles_nothing(tmp_path):
     assert run().stdout == "False True\n"
 
 
+@pytest.mark.slow
 def test_cache_can_be_turned_off(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))

@@ -82,6 +82,7 @@ def nan_rules(x, high, low, high_i, low_i, best, worst, best_i, worst_i, pair, p
     run_i.store(T.cummin(t, axis=1, nan=T.NanRule.IGNORE))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K5", "cpu")
 @pytest.mark.sentence("NU-24", "NU-45")
 @pytest.mark.parametrize("d", each_dtype(d for d in NUMBERS if d.is_float), ids=str)
@@ -261,6 +262,7 @@ def sorts(x, up, down, order, back, values, places):
     places.store(i)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.sentence("NU-46")
 @pytest.mark.parametrize("d", each_dtype(ALL_DTYPES), ids=str)

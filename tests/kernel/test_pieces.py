@@ -151,6 +151,7 @@ def bits(seed, start, z0, z1, z2, z3, one):
     one.store(T.rand_bits(seed, at))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.sentence("NU-60")
 @pytest.mark.parametrize("seed", [0, 42, -1, 2**62 + 12345])

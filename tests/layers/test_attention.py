@@ -49,6 +49,7 @@ def test_attention_is_the_softmax_of_scores_over_values(rng, shape, causal):
     close(out, expected(a, c, e, causal=causal), pt.f32)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("A4", "cpu")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
@@ -91,6 +92,7 @@ def test_attention_of_nothing(shape):
     np.testing.assert_array_equal(got.numpy(), np.zeros((b, h, n, d)))
 
 
+@pytest.mark.slow
 @pytest.mark.feature("A4", "cpu")
 @pytest.mark.parametrize(("shape", "dtype"), cases((1, 1, 1, 1, 1), (2, 14, 2, 300, 64), (3, 4, 4, 65, 24)), ids=str)
 def test_decode_attention_sees_the_cache_up_to_its_length(rng, shape, dtype):
@@ -120,6 +122,7 @@ def test_a_recorded_step_sees_its_cache_grow(rng):
         close(out, expected(np.ones((1, 1, 1, 4)), past, past)[:, :, 0], pt.f32)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("A4", "cpu")
 @pytest.mark.parametrize("pairs", RotaryPairs, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

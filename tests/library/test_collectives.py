@@ -35,6 +35,7 @@ def test_all_reduce_quickly():
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.parametrize(
     ("n", "algorithm"),
@@ -61,6 +62,7 @@ def test_all_reduce_in_place_of_more_than_the_staging_holds():
 
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("algorithm", [Algorithm.ONE_SHOT, Algorithm.TWO_SHOT])
 @pytest.mark.parametrize("n", WORLDS)
 def test_all_reduce_of_symmetric_tensors(n, algorithm):
@@ -74,6 +76,7 @@ def test_all_reduce_of_symmetric_tensors_quickly():
 
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 6, 7, 8))])
 def test_gather_scatter_all_to_all_broadcast_and_reduce(n):
     assert all(spawn(ranks.moves, n, ranks.COUNTS if n == 3 else (1000,)))
@@ -106,6 +109,7 @@ def test_every_reduction_of_every_number_with_every_algorithm(name):
     assert all(spawn(ranks.reductions, 3, [name], list(ranks.CPU_ALGORITHMS)))
 
 
+@pytest.mark.slow
 def test_every_reduction_of_bf16():
     assert all(spawn(ranks.reductions, 3, ["bf16"], [Algorithm.ONE_SHOT]))
 
@@ -153,6 +157,7 @@ def test_overlapping_subgroups_have_staging_of_their_own():
     assert all(spawn(ranks.subgroups, 4))
 
 
+@pytest.mark.slow
 def test_several_communicators_side_by_side():
     assert all(spawn(ranks.side_by_side, 2))
 
@@ -220,6 +225,10 @@ REFUSED = {
     "pushed": (
         lambda c: c.all_reduce(wide(3), algorithm=Algorithm.PUSHED),
         "all_reduce: PUSHED is for GPUs; use PIPELINED, or leave algorithm out",
+    ),
+    "filled": (
+        lambda c: c.all_reduce(wide(3), algorithm=Algorithm.FILLED),
+        "all_reduce: FILLED is for GPUs; use PIPELINED, or leave algorithm out",
     ),
     "ring": (
         lambda c: c.all_reduce(wide(3, pt.bf16), algorithm=Algorithm.RING),

@@ -22,12 +22,14 @@ def test_every_collective_in_every_shape(ranks, dtype, seed):
     assert all(spawn(gpu_plan_ranks.everything, ranks, dtype, (2, 64, 1000, 5002, 5008), seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_replays_and_launches_take_turns(ranks, algorithm):
     assert all(spawn(gpu_plan_ranks.replays, ranks, algorithm, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])
 def test_sums_of_bf16_are_rounded_once_and_the_same_on_every_rank(algorithm, seed):
     results = spawn(gpu_plan_ranks.rounded_once, 2, algorithm, seed)
@@ -59,6 +61,7 @@ def test_shapes_follow_from_bytes_type_and_ranks_alone():
     assert spawn(gpu_plan_ranks.shapes, 3)[0][4] is None  # shares are better than everything to everybody
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 @pytest.mark.parametrize("same_op", [True, False], ids=["count", "op"])
 @pytest.mark.parametrize("algorithm", ["flagged", "filled", "pushed"])

@@ -46,6 +46,7 @@ def test_f33_rounds_back_to_back_never_mix_their_data():
     assert spawn(single_slot, 2) == [(expected + 2**63) % 2**64 - 2**63] * 2
 
 
+@pytest.mark.slow
 @algorithms
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_f33_a_rank_that_comes_late_to_every_call_sees_that_calls_data(algorithm, n):
@@ -256,6 +257,7 @@ def test_f64_f26_a_collective_that_a_rank_never_joins_ends_in_time(monkeypatch):
     assert errors[1][0] == "PeerFailed"
 
 
+@pytest.mark.slow
 @algorithms
 def test_f65_fewer_elements_than_ranks(algorithm):
     """Shares that are empty for some ranks must still be owned by somebody."""
@@ -268,6 +270,7 @@ def test_f65_fewer_elements_than_ranks(algorithm):
 ZEROS = [[0.0, -0.0, -0.0, 0.0, 1.0], [-0.0, -0.0, 0.0, 0.0, -1.0]]
 
 
+@pytest.mark.slow
 @algorithms
 def test_f103_f104_zeros_of_both_signs_arrive(algorithm):
     """Zero is data: no payload may look like a slot that is still empty. -0.0 + -0.0 is -0.0, as IEEE says."""
@@ -288,6 +291,7 @@ def test_f105_nan_and_inf_stay_where_they_are():
     assert sums == [repr([2.0, float("nan"), 6.0, float("inf"), 10.0] * 8)] * 3
 
 
+@pytest.mark.slow
 @algorithms
 def test_f106_min_and_max_give_nan_in_every_order(algorithm):
     """1, NaN, 3, 4 over four ranks in all 24 orders, one order per element."""
@@ -297,6 +301,7 @@ def test_f106_min_and_max_give_nan_in_every_order(algorithm):
             assert np.isnan(got).all()
 
 
+@pytest.mark.slow
 @algorithms
 def test_f107_no_identity_element_leaks(algorithm):
     """Infinities alone, NaN alone: the result is one of the values, never the largest finite number."""

@@ -10,7 +10,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError
 from peertile.library import gemm, products
-from peertile.library.products import choose_product, matmul
+from peertile.library.products import choose_product, matmul, tail_rows
 
 pytestmark = pytest.mark.any_device
 
@@ -35,6 +35,26 @@ def test_products_of_any_shape_are_right(rng, dtype, shape):
     out = pt.full((shape[0], shape[1]), float("nan"), a.dtype)
     assert matmul(a, b, out).sync() is out
     right(out, a, b, BOUND[dtype])
+
+
+@pytest.mark.parametrize(("programs", "rows"), [(1, 16), (3, 32), (7, 0), (7, 112)])
+def test_a_product_that_ends_in_smaller_tiles_is_right(rng, programs, rows):
+    a, b = factors(rng, 112, 70, 40, pt.f32)
+    c = pt.full((112, 70), float("nan"), pt.f32)
+    cut = [
+        part.partition(tile).persistent(programs=programs, swizzle=8)
+        for part, tile in ((c[: 112 - rows], (16, 32)), (c[112 - rows :], (16, 16)))
+    ]
+    gemm.gemm_tailed(*cut, a[: 112 - rows], a[112 - rows :], b, BK=16).sync()
+    right(c, a, b, BOUND["f32"])
+
+
+def test_rows_are_cut_smaller_where_the_last_turn_of_the_programs_is_not_full():
+    tile, programs = (128, 256), 132
+    found = {n: tail_rows(2048, n, tile, programs) for n in (5120, 8192, 8448, 57344)}
+    assert found == {5120: 384, 8192: 0, 8448: 0, 57344: 0}
+    assert all(rows % 128 == 0 for rows in found.values())
+    assert tail_rows(100, 5120, tile, 13) <= 100
 
 
 def test_a_split_product_is_the_sum_of_its_shares_and_the_same_on_every_run(rng):

@@ -95,6 +95,7 @@ def test_ranks_agree_to_the_bit_where_the_order_of_operands_matters():
 # ---------------------------------------------------------------- kept calls
 
 
+@pytest.mark.slow
 def test_a_call_is_kept_no_longer_than_its_tensors():
     with Collectives(pt.init()) as comm:
         x = pt.zeros((1, 1 << 20), pt.f32)

@@ -19,6 +19,7 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=60)
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.parametrize("count", [0, 2, 48, 4096, 6144])
 @pytest.mark.parametrize(("ranks", "name"), [(1, "f32"), (2, "bf16"), (3, "f32"), (3, "i64")])
@@ -145,6 +146,7 @@ def program(group):
             group.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.feature("M6", "sim")
 @pytest.mark.feature("M2", "sim")
 @pytest.mark.feature("A1", "sim")

@@ -48,6 +48,7 @@ def test_the_user_opts_in_and_any_veto_goes_first(environment, refusal):
     assert consent_refusal(read_config(environment)) == refusal
 
 
+@pytest.mark.slow
 def test_one_module_alone_names_the_drivers_multicast_functions():
     named = set()
     for path in PACKAGE.rglob("*.py"):

@@ -36,6 +36,7 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M1", "cpu")
 @pytest.mark.feature("M1", "cuda")
@@ -50,6 +51,7 @@ def test_every_load_reduce(ranks, order, seed):
     assert all(spawn(mr.load_reduces, ranks, cases, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M2", "cuda")
@@ -62,6 +64,7 @@ def test_every_reduction_into_the_members(ranks, order, seed):
     assert all(spawn(mr.reduces, ranks, cases, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M2", "cuda")
@@ -71,6 +74,7 @@ def test_every_store(ranks, seed):
     assert all(spawn(mr.stores, ranks, cases, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M4", "cpu")
 @pytest.mark.feature("M4", "cuda")
@@ -117,6 +121,7 @@ def test_every_load_reduce_in_sim(order, seed):
     simulated(mr.load_reduces, [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("M2", "sim")
 @pytest.mark.feature("M3", "sim")
 @quick_first("order", UPDATES)
@@ -124,11 +129,13 @@ def test_every_reduction_into_the_members_in_sim(order, seed):
     simulated(mr.reduces, [(name, rmw, order) for name, rmw in rows(REDUCTIONS)], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("M2", "sim")
 def test_every_store_in_sim(seed):
     simulated(mr.stores, list(itertools.product(MULTICAST_DTYPES, STORES)), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("M4", "sim")
 def test_every_bulk_row_in_sim(seed):
     simulated(mr.stores, [(name, T.weak) for name in MULTICAST_DTYPES], seed, True)

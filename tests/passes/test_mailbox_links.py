@@ -75,6 +75,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sentence("MB-8")
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", GRAPHS)
@@ -93,6 +94,7 @@ def test_sums_are_right_under_skewed_schedules(name, ahead, seed):
                     assert set(outs[rank].tolist()) == {expected(links, rank)}, (name, depth, n, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_random_graphs(size, seed):
     chosen = random.Random(seed)

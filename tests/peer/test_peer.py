@@ -31,6 +31,7 @@ def test_mailbox_sums(ranks, depth):
     assert all(spawn(peer_ranks.box_sums, ranks, 1000, 4, depth, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["i32", "i64", "f64", "bf16", "f16"])
 def test_mailbox_of_every_kind_of_element(dtype):
     assert all(spawn(peer_ranks.box_sums, 3, 333, 2, 2, 2, dtype))
@@ -106,6 +107,7 @@ def test_exception_in_rank_1_reaches_the_others_and_recovery_gives_right_sums(ra
     assert all(second == ("PeerFailed", cause) for _, second in results)
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 @both("ranks")
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -143,6 +145,7 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
     assert results[1][1].startswith("rank 0 failed: WaitTimeout: wait for ready, slot 0")
 
 
+@pytest.mark.native_only
 @pytest.mark.sentence("PR-32")
 @pytest.mark.slow
 @pytest.mark.gpus("ranks")

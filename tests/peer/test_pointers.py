@@ -26,6 +26,7 @@ pytestmark = pytest.mark.any_device
 EXAMPLE = Path(__file__).parents[2] / "examples" / "handshake.py"
 
 
+@pytest.mark.slow
 @pytest.mark.feature("K11", "cpu")
 @pytest.mark.parametrize(
     "dtype",

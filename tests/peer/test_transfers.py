@@ -101,6 +101,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 COMBINATIONS = [*itertools.product(INTEGERS, KINDS), *itertools.product(FLOATS, ("addf", "min", "max", "xchg"))]
 
 
+@pytest.mark.slow
 @pytest.mark.feature("P10", "cpu")
 @pytest.mark.parametrize(
     "dtype", [pytest.param(d, marks=() if d in ("i32", "u8", "f32") else pytest.mark.slow) for d in INTEGERS + FLOATS]

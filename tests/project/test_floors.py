@@ -34,6 +34,7 @@ def test_every_module_belongs_to_a_floor() -> None:
     assert [module for module in floors.modules() if floors.folder_of(module) is None] == []
 
 
+@pytest.mark.slow
 def test_discovery_finds_the_package(own) -> None:
     assert {"", "errors", "ir.core", "ir.ops"} <= set(floors.modules())
     assert len(own) > 10
@@ -72,6 +73,7 @@ def test_no_own_module_is_imported_late(own) -> None:
     assert [str(found) for found in own if found.deferred] == []
 
 
+@pytest.mark.slow
 def test_heavy_packages_are_imported_by_their_owners_alone(foreign) -> None:
     wrong = []
     for found in foreign:

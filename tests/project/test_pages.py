@@ -55,6 +55,7 @@ def test_claims_of_features_name_cells_that_can_be() -> None:
     assert features.wrong_claims() == []
 
 
+@pytest.mark.slow
 def test_claims_of_sentences_name_sentences_that_exist() -> None:
     assert sentences.wrong_claims() == []
 

@@ -114,3 +114,18 @@ def test_a_segment_left_behind_fails_the_run(tree) -> None:
     Path("/dev/shm", name).unlink()
     assert done.returncode == 1, done.stdout
     assert f"segment /dev/shm/{name} is left" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_quick_tier_draws_a_few_cases_of_a_test_with_many_by_the_seed(tree) -> None:
+    (tree / "tests" / "test_them.py").write_text(
+        'import pytest\n@pytest.mark.parametrize("n", range(20))\ndef test_many(n): ...\n'
+        '@pytest.mark.parametrize("n", range(2))\ndef test_few(n): ...\n'
+    )
+    quick = ("-m", "not slow and not long")
+    runs = [set(re.findall(r"::(test_\w+\[\d+\]) PASSED", pytest_run(tree, *quick, "--seed", s).stdout)) for s in "112"]
+    few = {"test_few[0]", "test_few[1]"}
+    assert all(few <= run and len(run - few) == 2 for run in runs)
+    assert runs[0] == runs[1] != runs[2]
+    assert "22 passed" in pytest_run(tree).stdout
+    assert "20 passed" in pytest_run(tree, *quick, "-k", "many").stdout  # asked for by name: all of them

@@ -62,6 +62,7 @@ def device():
 # ------------------------------------------------------------------------------------------------- fork, exit
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused_and_the_parent_goes_on():
     out = python("""
         device = CpuDriver(threads=2).open()
@@ -197,6 +198,7 @@ PEER = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_signal_each_other_through_a_segment(device, kernels):
     s = device.create_stream()
     segment, base = device.create_segment(4096)

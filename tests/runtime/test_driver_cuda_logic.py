@@ -626,6 +626,7 @@ print(os.read(read, 10000).decode())
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_told_to_spawn():
     root = Path(__file__).parents[2]
     done = subprocess.run(

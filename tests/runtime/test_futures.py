@@ -202,6 +202,7 @@ def test_two_loops_in_two_threads_share_the_reactor(completion_path):
 # ---------------------------------------------------------------- futures by themselves
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H1", "cpu")
 def test_nothing_is_submitted_before_the_first_poll():
     x = pt.zeros(4, pt.f32)
@@ -229,6 +230,7 @@ def test_waiting_has_a_bound_and_can_be_taken_up_again(hold):
     assert values(future.wait(20)) == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H10", "cpu")
 def test_a_dropped_future_keeps_memory_and_leases_until_the_work_is_over(hold):
     device = pt.current_device()
@@ -385,6 +387,7 @@ def test_the_interpreter_ends_quietly_with_work_in_flight_and_objects_alive():
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 @pytest.mark.feature("H10", "cpu")
 def test_a_forked_child_is_told_and_frees_nothing():

@@ -277,6 +277,7 @@ def slots_kept_apart(seed):
     assert found.armed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H8", "cpu")
 def test_slots_are_kept_apart_in_some_schedules():
     for seed in range(60):

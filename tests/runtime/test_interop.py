@@ -78,6 +78,7 @@ def test_numpy_and_peertile_see_the_same_memory():
     assert np.asarray(x, np.int64).dtype == np.int64
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_memory_stays_alive_on_both_sides(hold):
@@ -233,6 +234,7 @@ def test_a_wrapping_that_joins_two_others_joins_their_leases(hold):
     assert left.storage.claims is right.storage.claims is both.storage.claims
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H11", "cpu")
 def test_our_own_memory_that_comes_back_is_leased_as_itself(hold):
     device = pt.current_device()
@@ -262,6 +264,7 @@ class Modern(Capsules):
         return self.tensor.__dlpack__(max_version=max_version)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 @pytest.mark.feature("H15", "cpu")
 def test_a_frozen_share_goes_out_as_read_only_and_stays_frozen_while_it_is_out():

@@ -123,6 +123,7 @@ def test_events_mean_their_last_record_and_one_per_stream_is_needed(streams, hol
     assert values(z) == [3] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H11", "cpu")
 def test_leases_outlive_forgotten_futures_and_errors(streams, hold):
     a, b = streams
@@ -180,6 +181,7 @@ def test_a_channel_is_on_one_stream_at_a_time(streams, hold):
 # ---------------------------------------------------------------- borrows
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H11", "cpu")
 def test_exclusive_use_needs_bytes_that_nobody_borrows():
     x, y = pt.zeros(8, pt.f32), pt.ones(8, pt.f32)
@@ -202,6 +204,7 @@ def test_exclusive_use_needs_bytes_that_nobody_borrows():
     add(x.partition(8), y, y).sync()
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H11", "cpu")
 def test_a_frozen_share_is_read_only_and_keeps_its_values():
     x, y = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
@@ -217,6 +220,7 @@ def test_a_frozen_share_is_read_only_and_keeps_its_values():
     pt.op.fill(x, 2).sync()
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H11", "cpu")
 def test_what_submissions_and_graphs_hold_is_no_borrow(streams, hold):
     a, _ = streams

@@ -106,6 +106,7 @@ def test_copies_go_every_way_and_strided_ones_too():
     np.testing.assert_array_equal(y.numpy()[:, ::2], host)
 
 
+@pytest.mark.slow
 def test_a_source_is_snapped_when_the_op_is_made_or_closed_to_writing():
     source = np.ones(4, np.float32)
     snapped = pt.op.copy(source)
@@ -472,6 +473,7 @@ class Buffered:
         return self.tensor.partition(4)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H13", "cpu")
 def test_custom_operations_combine_like_others_and_own_their_temporaries(hold):
     stream = pt.current_device().stream()
@@ -486,6 +488,7 @@ def test_custom_operations_combine_like_others_and_own_their_temporaries(hold):
     assert values(out) == [3] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H13", "cpu")
 def test_custom_arguments_register_what_they_keep_alive(hold):
     import weakref

@@ -130,6 +130,7 @@ def _mailbox_case(kernel, ranks: int, depth: int, acknowledged: bool, rounds: in
     return sequence_case(make, ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "depth", "acknowledged"), [(2, 2, False), (2, 1, True), (3, 2, False), (2, 4, False)]
 )

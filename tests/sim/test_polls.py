@@ -17,6 +17,7 @@ from peertile.sim.verdicts import VerdictKind
 # ---------------------------------------------------------------- against ground truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["chain", "adds"])
 @pytest.mark.feature("C8", "sim")
 def test_all_schedules_of_polls_agree_with_all_interleavings(words: str, seed: int) -> None:
@@ -98,6 +99,7 @@ def polling_case(plans, gets: list):
     return script_case([body(k, plan) for k, plan in enumerate(plans)])
 
 
+@pytest.mark.slow
 @pytest.mark.feature("C8", "sim")
 def test_leaving_out_polls_in_vain_loses_no_outcome(seed: int, monkeypatch) -> None:
     random, fewer = Random(seed), 0

@@ -28,6 +28,7 @@ def check(words: str, count: int, seed: int, schedules: int = 1) -> None:
         agrees(programs, case, explore(case, schedules, seed=k, shrinks=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["chain", "adds"])
 @pytest.mark.sentence("MM-27")
 @pytest.mark.sentence("MM-28")

@@ -110,6 +110,7 @@ def test_a_candidate_that_fails_or_is_wrong_on_one_rank_is_out_on_all(clock, tmp
     }
 
 
+@pytest.mark.slow
 @pytest.mark.feature("A7", "cpu")
 def test_a_rank_that_fails_releases_those_that_wait_for_it_in_a_kernel(tmp_path):
     def main(group):

@@ -23,6 +23,7 @@ from peertile.sim.machine import Task
 
 if TYPE_CHECKING:
     from peertile.runtime.context import ExecutionContext
+    from peertile.runtime.launched import Launched
 
 __all__ = ["Network", "RankLoop", "RankPolicy", "RankReactor"]
 
@@ -382,7 +383,7 @@ class RankReactor(Reactor):
     def __init__(self) -> None:
         super().__init__(slots=0)
 
-    def watch(self, context: ExecutionContext, wake: Callable[[], None], *, force_callback: bool) -> Watch:
+    def watch(self, context: ExecutionContext | Launched, wake: Callable[[], None], *, force_callback: bool) -> Watch:
         found = Watch(context, wake)
         driver = context.driver
         assert isinstance(driver, SimDevice)

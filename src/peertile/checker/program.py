@@ -181,6 +181,8 @@ class ProgramCase(Case):
         return ""
 
     def _failed(self, rank: int, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):  # of tasks: the others were cancelled because of the first
+            error = error.exceptions[0]
         if isinstance(error, UnsupportedError):
             raise CannotCheck(str(error)) from error
         if isinstance(error, SystemExit) and error.code in (None, 0):

@@ -29,7 +29,7 @@ from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, Gpu
 from peertile.library.kernels import FEW_RANKS, SLOTS
 from peertile.library.multimem import MulticastCollectives, can_reduce
 from peertile.library.reductions import ReduceOp, accumulator, check_reduction
-from peertile.library.selection import Algorithm, by_fabric, choose
+from peertile.library.selection import GPU_ONLY, Algorithm, by_fabric, choose
 from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
@@ -511,9 +511,9 @@ class Collectives(Communicator):
 
     def _plan(self, algorithm: Algorithm, dtype: DType, count: int, forced: bool) -> Algorithm:
         """The algorithm that can do it: a function of what is equal on all ranks."""
-        if algorithm is Algorithm.PUSHED:
+        if algorithm in GPU_ONLY:
             if forced:
-                raise ArgumentError("all_reduce: PUSHED is for GPUs; use PIPELINED, or leave algorithm out")
+                raise ArgumentError(f"all_reduce: {algorithm.name} is for GPUs; use PIPELINED, or leave algorithm out")
             return Algorithm.PIPELINED
         if algorithm is Algorithm.FLAGGED and (dtype.itemsize not in _BITS or count > FLAGGED_COUNT):
             if forced:

@@ -17,7 +17,7 @@ from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
 from peertile.library.cuda_collectives import as_words
 from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
-from peertile.library.products import choose_product
+from peertile.library.products import choose_product, tail_rows
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -126,15 +126,26 @@ class FusedProducts(FusedBase):
         chunk = max(power_of_two(-(-max(shares) // MOST_CHUNKS)), min(bm, power_of_two(max(shares))), mr)
         first = sum(shares[:me])
         last = first + shares[me]
+        at_once = self._on_gpu and b.shape[1] >= WORTH_WAITING * (self.group.size - 1)
+        # The last part to be computed may end in smaller tiles; no more of it than every rank has.
+        small = tail_rows(total, b.shape[1], (bm, bn), self.programs) if at_once and bn >= 256 else 0
+        small = min(small, total - max(shares), *(s for s in shares if s)) // bm * bm
+        end = first if first else total
+        parts = (
+            (c[first:last], self.movers, bn),
+            (c[last : total if first else total - small], 0, bn),
+            (c[: first - small if first else 0], 0, bn),
+            (c[end - small : end], 0, bn // 2 if small else bn),
+        )
         cut = [
-            part.partition((bm, bn)).persistent(programs=self.programs, swizzle=8, spare=spare)
-            for part, spare in ((c[first:last], self.movers), (c[last:], 0), (c[:first], 0))
+            part.partition((bm, wide)).persistent(programs=self.programs, swizzle=8, spare=spare)
+            for part, spare, wide in parts
         ]
         launch = fused_kernels.gather_gemm(
             *cut, a, b, self._begun, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
-            self._calls, self._starts(shares), self._sign(name, shares, b.shape, a.dtype.name, bm, bn), CHUNK=chunk,
-            MR=mr, MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk, STAGES=stages,
-            AT_ONCE=self._on_gpu and b.shape[1] >= WORTH_WAITING * (self.group.size - 1),
+            self._calls, self._starts(shares), self._sign(name, shares, b.shape, a.dtype.name, bm, bn),
+            end - small, CHUNK=chunk, MR=mr, MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk,
+            STAGES=stages, AT_ONCE=at_once, TAIL=small > 0,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 

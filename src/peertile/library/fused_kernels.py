@@ -131,16 +131,17 @@ def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile,
 
 @kernel
 def gather_gemm(
-    own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer,
-    gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64,
+    own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, tail: T.Exclusive, a: T.Shared, b: T.Shared,
+    begun: T.Peer, gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64, at_tail: T.i64,
     CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
-    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool],
+    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], TAIL: T.Const[bool],
 ) -> None:  # fmt: skip
     """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank, of those after it, of
     those before it. A few programs send first, the others compute what they have: one's own rows.
 
     With AT_ONCE a part is begun when all of its rows are there, which leaves the loop over its tiles free of waits, so
-    that the loads of the next tile overlap the end of this one; else each tile waits for its own rows.
+    that the loads of the next tile overlap the end of this one; else each tile waits for its own rows. With TAIL too
+    the rows from `at_tail` on, of the part that is last, are in `tail`, in smaller tiles (see gemm.gemm_tailed).
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = gathered.rank, gathered.num_ranks
@@ -185,6 +186,13 @@ def gather_gemm(
         for tile in before.tiles(dealt=dealt):
             m = T.minimum(tile.index[0], end)
             tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+        if TAIL:
+            HM, HN = tail.tile_shape
+            rest = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
+            end = last_tile(rest, HM, BK)
+            for tile in tail.tiles(dealt=dealt + before.num_tiles()[0] * before.num_tiles()[1]):
+                m = T.minimum(tile.index[0], end)
+                tile.store(product(rest, b, m, tile.index[1], steps, HM, HN, BK, STAGES).astype(own.dtype))
     else:
         for tile in before.tiles(dealt=dealt):
             low = tile.index[0] * BM

@@ -12,7 +12,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 
-__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "turn"]
+__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "gemm_tailed", "turn"]
 
 
 @kernel
@@ -48,6 +48,35 @@ def gemm_persistent(
                 precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
             )  # fmt: skip
         tile.store(acc.astype(c.dtype))
+
+
+@kernel
+def gemm_tailed(
+    c: T.Exclusive, tail: T.Exclusive, a: T.Shared, rest: T.Shared, b: T.Shared, BK: T.Const[int] = 64,
+    STAGES: T.Const[int] = 3, TF32: T.Const[bool] = False,
+) -> None:  # fmt: skip
+    """c = a @ b and tail = rest @ b, of smaller tiles, which go to the programs that have had one tile less of c first,
+    so that all end at about the same time."""
+    for tile in c.tiles():
+        m, n = tile.index
+        BM, BN = tile.tile_shape
+        acc = T.zeros((BM, BN), T.f32)
+        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
+            acc = T.mma(
+                a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+            )  # fmt: skip
+        tile.store(acc.astype(c.dtype))
+    for tile in tail.tiles(dealt=c.num_tiles()[0] * c.num_tiles()[1]):
+        m, n = tile.index
+        BM, BN = tile.tile_shape
+        acc = T.zeros((BM, BN), T.f32)
+        for k in T.range(rest.num_tiles((BM, BK))[1], stages=STAGES):
+            acc = T.mma(
+                rest.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+            )  # fmt: skip
+        tile.store(acc.astype(tail.dtype))
 
 
 @kernel

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Algorithm", "Choice", "by_fabric", "choose", "load_table", "set_table"]
+__all__ = ["GPU_ONLY", "Algorithm", "Choice", "by_fabric", "choose", "load_table", "set_table"]
 
 
 class Algorithm(Enum):
@@ -24,6 +24,7 @@ class Algorithm(Enum):
     exchanges, pipelined over chunks. PIPELINED: as one-shot, tile by tile, one exchange each, any size. FLAGGED: one
     exchange, every element carries its own flag. RING: each rank talks to its neighbours alone; folds in the order
     of the ring, which differs from rank order. PUSHED: on GPUs, everybody pushes everything, one exchange a tile.
+    FILLED: on GPUs, of floats, as PUSHED but for a signal: words arrive in places that were empty.
     MULTIMEM: of a multicast tensor in place, by one address; the table may name it where the fabric has a mapping.
     """
 
@@ -35,6 +36,10 @@ class Algorithm(Enum):
     RING = "ring"
     PUSHED = "pushed"
     MULTIMEM = "multimem"
+
+
+GPU_ONLY: Final = frozenset({Algorithm.PUSHED, Algorithm.FILLED})
+"""What a communicator does on GPUs alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,8 +176,11 @@ class ExecutionContext:
             return None
         if self.gives_up_leases:  # what other submissions hold on the same uses is not ours to give up
             uses = [use.again() for use in uses]
+        leases = self.leases
+        if leases and self.device.leases.again(leases[-1], name, site or self.site, uses):
+            return leases[-1]
         lease = self.device.leases.acquire(name, self.stream, site or self.site, uses)
-        self.leases.append(lease)
+        leases.append(lease)
         return lease
 
     def launch(self, prepared: PreparedLaunch, args: bytes, lease: Lease | None, maker: Maker) -> None:

@@ -35,7 +35,7 @@ class Launched:
     """See the module docstring. `maker`: how its fault is told, as `ExecutionContext.makers` has it."""
 
     __slots__ = (
-        "__weakref__", "error", "is_finished", "left", "maker", "name", "sequence", "site", "stream", "uses",
+        "__weakref__", "error", "is_finished", "left", "maker", "name", "sequence", "site", "size", "stream", "uses",
     )  # fmt: skip
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use], maker: Maker) -> None:
@@ -45,11 +45,17 @@ class Launched:
         self.uses = uses
         self.maker = maker
         self.sequence = 0
-        self.left = 0
+        self.left = self.size = 0
         self.is_finished = False
         self.error: PeertileError | None = None
 
     # ---------------------------------------------------------------- as a submission
+
+    host_pending = False
+    """No memory of the host is written by it."""
+
+    def settle_host(self) -> None:
+        """Nothing to wait for."""
 
     @property
     def device(self) -> Device:

@@ -42,6 +42,8 @@ class Claim(Protocol):
     uses: Sequence[Use]
     left: int
     """Entries of `Storage.claims` that are still its own: later work of its stream takes them over one by one."""
+    size: int
+    """Entries that it made."""
 
     @property
     def holder(self) -> Claim:
@@ -61,7 +63,7 @@ class Lease:
     caller.
     """
 
-    __slots__ = ("left", "name", "sequence", "site", "stream", "uses")
+    __slots__ = ("left", "name", "sequence", "site", "size", "stream", "uses")
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use]) -> None:
         self.name = name
@@ -69,7 +71,7 @@ class Lease:
         self.site = site
         self.uses = uses
         self.sequence = 0
-        self.left = 0
+        self.left = self.size = 0
 
     @property
     def holder(self) -> Claim:
@@ -147,7 +149,21 @@ class LeaseTable:
                 if before is not None:
                     before.left -= 1
                 held[use] = lease
+            lease.size = lease.left
             _claiming.active = False
+
+    def again(self, lease: Lease, name: str, site: Site | None, uses: Sequence[Use]) -> bool:
+        """Whether a lease of the same submission goes on as that of its next operation: for the same uses, of which
+        nobody else has taken one over or made one in the meantime."""
+        with self.lock:
+            if lease.left != lease.size or lease.uses != uses:
+                return False
+            for use in uses:
+                storage = use.storage
+                if len(storage.claims) != 1 or storage.closed is not None or (use.exclusive and storage.borrows):
+                    return False
+            lease.name, lease.site, lease.sequence = name, site, 0
+            return True
 
     def _check_all(self, lease: Claim) -> None:
         """LeaseError if a use of the lease conflicts with another."""

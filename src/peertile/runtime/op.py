@@ -378,7 +378,30 @@ class Chain(DeviceOp[T]):
             raise ArgumentError(f"{step.value}: expected a function, got {type(closure).__name__}")
         self._spend()
         self._steps.append((step, closure))  # this chain is spent, so the list can move on
-        return Chain(self._source, self._steps)
+        # As the constructor does, without its calls.
+        chain: Chain[Any] = object.__new__(Chain)
+        chain._spent = False
+        chain._site = self._site
+        chain._source = self._source
+        chain._steps = self._steps
+        return chain
+
+    def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, T]:
+        for step, _ in self._steps:
+            if step is not Step.MAP:
+                return super()._submitted(stream)
+        # Nothing else is enqueued: the source is the submission.
+        submission, result = self._source._submitted(stream)
+        before = execution.inside
+        execution.inside = "the closure of map"
+        try:
+            for _, closure in self._steps:
+                if submission.host_pending:
+                    submission.settle_host()
+                result = unpacked(closure, result)
+        finally:
+            execution.inside = before
+        return submission, cast("T", result)
 
     def _execute(self, context: ExecutionContext) -> T:
         result: Any = self._source._execute(context)

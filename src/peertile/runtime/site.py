@@ -10,12 +10,12 @@ import sys
 from itertools import islice
 from types import CodeType
 
-__all__ = ["Site", "call_site", "describe"]
+__all__ = ["PACKAGE", "Site", "call_site", "describe"]
 
 Site = tuple[CodeType, int]
 """Code and the offset of the instruction in it."""
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def call_site(depth: int = 1) -> Site | None:
@@ -23,7 +23,7 @@ def call_site(depth: int = 1) -> Site | None:
     frame = sys._getframe(depth)
     while True:
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(PACKAGE):
             return code, frame.f_lasti
         back = frame.f_back
         if back is None:

@@ -56,7 +56,7 @@ def access_of(target: Object, record: Record, runs: Sequence[Run]) -> Access:
     return Access(
         verb=site.verb,
         object=f"{name} of rank {target.rank}",
-        elements=spell_elements([(a - base, b - base) for a, b in runs], size) if runs else "",
+        elements=_spelled([(a - base, b - base) for a, b in runs], size),
         agent=agent.where(),
         rank=agent.rank,
         program=agent.program if agent.program >= 0 else None,
@@ -65,13 +65,19 @@ def access_of(target: Object, record: Record, runs: Sequence[Run]) -> Access:
     )
 
 
-def _element(target: Object, runs: Sequence[Run]) -> int:
-    """Bytes of an element, by a view that holds `runs`; 1 if there is none."""
+def _spelled(runs: Sequence[Run], size: int | None) -> str:
+    if not runs:
+        return ""
+    return f"bytes {spell_elements(runs, 1)}" if size is None else spell_elements(runs, size)
+
+
+def _element(target: Object, runs: Sequence[Run]) -> int | None:
+    """Bytes of an element, by a view that holds `runs`; None if there is none: only copies have been there."""
     for view in target.views.values():
         low, high = view.ends()
         if runs and low <= runs[0][0] and runs[-1][1] <= high:
             return view.type.dtype.itemsize
-    return 1
+    return None
 
 
 def unwritten(target: Object, found: Conflict, record: Record) -> NeverWritten:

@@ -186,7 +186,9 @@ class Race(Verdict):
     def headline(self) -> str:
         same = self.later.object == self.earlier.object
         names = self.later.object if same else f"{self.earlier.object} ({self.later.object})"
-        return f"race: two accesses of {names}, elements {self.later.elements}, are not ordered"
+        elements = self.later.elements
+        what = elements if elements.startswith("bytes") else f"elements {elements}"
+        return f"race: two accesses of {names}, {what}, are not ordered"
 
     @property
     def body(self) -> list[str]:

@@ -27,6 +27,7 @@ from peertile.ir.types import (
     BarrierType,
     CounterType,
     MailboxType,
+    MulticastType,
     Partition,
     PointerType,
     SignalType,
@@ -38,8 +39,9 @@ from peertile.ir.types import (
 )
 from peertile.meaning import PerRank, new_barrier, new_counter, new_mailbox, new_signal
 from peertile.memory_model import Order, Rmw, Scope
-from peertile.testing.program_exchange import LINE, Exchanges
+from peertile.testing.program_exchange import LINE
 from peertile.testing.program_memory import CELLS, OWN_ROWS, POINTED, POINTED_DTYPES
+from peertile.testing.program_multicast import MULTICAST_DTYPES, Multicasts, rows_of_multicast
 from peertile.testing.program_values import INTS, LIMIT, MATH, V
 
 __all__ = ["RandomKernel", "differences", "random_kernel"]
@@ -49,6 +51,8 @@ _FORMS: Final = {
     "persistent": 0.2, "waits": 0.2, "unsafe": 0.25, "programs": 0.15, "ranks": 0.25, "prints": 0.1,
 }  # fmt: skip
 """Forms that not every kernel takes, and how many do."""
+_MULTICAST: Final = 0.6
+"""How many kernels of several ranks have a multicast object."""
 DEPTH: Final = 3
 """Loops and branches inside each other."""
 
@@ -71,7 +75,7 @@ def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[
     texts = []
     for k, tolerance in program.tolerance.items():
         t = program.kernel.params[k].type
-        assert isinstance(t, ViewType | PointerType | SymmetricType)
+        assert isinstance(t, ViewType | PointerType | SymmetricType | MulticastType)
         name = program.kernel.param_names[k]
         for rank, (one, other) in enumerate(zip(_each(found[k]), _each(expected[k]), strict=True)):
             a, b = np.asarray(one), np.asarray(other)
@@ -89,6 +93,9 @@ def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[
 
 
 def _each(x: Any) -> Sequence[Any]:
+    """The arrays of an argument, of each rank."""
+    if isinstance(x, dict):
+        x = x["data"]
     return x if isinstance(x, PerRank) else (x,)
 
 
@@ -98,7 +105,7 @@ def random_kernel(seed: int, *, alone: bool = False) -> RandomKernel:
     return _Maker(seed, alone).make()
 
 
-class _Maker(Exchanges):
+class _Maker(Multicasts):
     def __init__(self, seed: int, alone: bool) -> None:
         # The body needs the types of the parameters, which are drawn first.
         super().__init__(seed, Builder(Block()))
@@ -181,6 +188,12 @@ class _Maker(Exchanges):
             self.param("signal", SignalType(), lambda g: new_signal(ranks, grid))
             self.param("counter", CounterType(), lambda g: new_counter(ranks, grid))
             self.param("barrier", BarrierType(), lambda g: new_barrier(ranks, grid))
+        if "ranks" in self.forms and r.random() < _MULTICAST:
+            d = r.choice(MULTICAST_DTYPES)
+            make = self.array(d, (grid * rows_of_multicast(ranks), LINE))
+            parts = (lambda g: PerRank([make(g) for _ in range(ranks)])) if ranks > 1 else make
+            self.param("mc", MulticastType(d, 2, (False, True)), lambda g: {"data": parts(g), "window": 0})
+            self.tolerance["mc"] = 0.0
 
     def param(self, name: str, t: Type, make: Callable[[np.random.Generator], Any]) -> None:
         self.params.append((name, t, make))

@@ -259,6 +259,7 @@ def check(seed):
         assert (a == b).all(), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))])
 def test_random_kernels(block):
     for seed in range(block * 3, block * 3 + 3):

@@ -94,6 +94,7 @@ CLOSE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_unary_float_functions_agree_with_numpy(dtype):
     x = values(dtype, 1)

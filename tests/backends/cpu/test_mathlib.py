@@ -263,6 +263,7 @@ def test_special_operands_give_what_c_says(target, width):
             np.testing.assert_array_equal(run(target, width, fn, dtype, x), want, err_msg=f"{fn} {dtype}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "width"), CASES)
 def test_pow_and_atan2_give_what_c_says_on_a_grid_of_special_operands(target, width):
     values = [0, -0.0, INF, -INF, NAN, 1, -1, 2, -2, 3, -3, 0.5, -0.5, 2.0**70, -(2.0**70), 5e-324, 2.0**53 - 1]
@@ -302,6 +303,7 @@ def test_results_reach_down_to_denormals(target, width):
         assert tiny[0] == info.minexp - info.nmant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "width"), CASES)
 def test_trigonometry_is_right_far_out(target, width):
     # 1e22 is a double, and its sine a classic; the other is the hardest double for a reduction by π/2.

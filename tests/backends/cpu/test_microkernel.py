@@ -140,6 +140,7 @@ def test_the_error_is_that_of_summing_in_the_accumulator(target, dtype, sizes, t
         assert error < 3, f"{size}: {error:.1f} eps of the sum of absolute terms"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", MMA_TYPES)
 def test_packing_apart_gives_the_same_bits(dtype):
     plans, addresses = module("host", dtype)

@@ -32,9 +32,11 @@ def taken(monkeypatch, name, call, **changes):
         found.append(lowered(kernel, *arguments, **(consts | changes)))
         return kernel(*arguments, **consts)
 
-    monkeypatch.setattr(fused_kernels, name, record)
-    with FusedProducts(pt.init(), staging_bytes=8 << 20, movers=2, workers=4, partials=pt.bf16, tile=TILE) as products:
-        call(products)
+    with monkeypatch.context() as patched:
+        patched.setattr(fused_kernels, name, record)
+        options = {"staging_bytes": 8 << 20, "movers": 2, "workers": 4, "partials": pt.bf16, "tile": TILE}
+        with FusedProducts(pt.init(), **options) as products:
+            call(products)
     return found[0]
 
 
@@ -46,10 +48,13 @@ def scattered(monkeypatch):
     return taken(monkeypatch, "gemm_scatter", lambda p: p.matmul_reduce_scatter(*factors()), STAGES=4)
 
 
-def gathered(monkeypatch, at_once=True):
-    return taken(
-        monkeypatch, "gather_gemm", lambda p: p.all_gather_matmul(*factors()), STAGES=4, AT_ONCE=at_once, MR=8, MC=512
-    )
+def gathered(monkeypatch, at_once=True, tail=False):
+    changes = {"STAGES": 4, "AT_ONCE": at_once, "TAIL": tail, "MR": 8, "MC": 512}
+    return taken(monkeypatch, "gather_gemm", lambda p: p.all_gather_matmul(*factors()), **changes)
+
+
+def tailed(monkeypatch):
+    return gathered(monkeypatch, tail=True)
 
 
 def blocks(body, head):
@@ -87,9 +92,10 @@ def test_what_peers_stored_is_fetched_in_bulk_behind_a_fence(monkeypatch):
 
 
 def test_gathered_rows_are_multiplied_by_loops_that_wait_for_nothing(monkeypatch):
-    text = lower_to_text(gathered(monkeypatch))
-    loops = blocks(text, "flatten=True")
+    loops = blocks(lower_to_text(gathered(monkeypatch)), "flatten=True")
     assert len(loops) == 3  # one's own rows, those of later ranks, those of earlier ones
+    loops += blocks(lower_to_text(tailed(monkeypatch)), "flatten=True")
+    assert len(loops) == 7
     assert not any(re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop) for loop in loops)
 
 
@@ -103,7 +109,7 @@ def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_needed")
-@pytest.mark.parametrize("make", [scattered, gathered])
+@pytest.mark.parametrize("make", [scattered, gathered, tailed])
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_fused_products_compile(monkeypatch, make, arch):
     text = compile_kernel(make(monkeypatch), arch).text["ptx"]

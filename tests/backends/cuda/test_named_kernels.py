@@ -43,6 +43,15 @@ CASES = {  # made by the tests: a description of a tensor opens the device, whic
     "matmul": lambda: (bench_kernels.matmul, *product(pt.bf16, (128, 128), 64)),
     "gemm": lambda: (gemm.gemm, *product(pt.f16, (64, 64), 128, STAGES=4)),
     "gemm_persistent": lambda: (gemm.gemm_persistent, *product(pt.bf16, (128, 256), 64, STAGES=4)),
+    "gemm_tailed": lambda: (
+        gemm.gemm_tailed,
+        (
+            spec(N, N, dtype=pt.bf16).partition((128, 256)).persistent(programs=8),
+            spec(N, N, dtype=pt.bf16).partition((128, 128)).persistent(programs=8),
+            *[spec(N, N, dtype=pt.bf16)] * 3,
+        ),
+        {"BK": 64, "STAGES": 4},
+    ),
     "gemm_persistent_tf32": lambda: (gemm.gemm_persistent, *product(pt.f32, (128, 128), 32, STAGES=3, TF32=True)),
     "gemm_part": lambda: (
         gemm.gemm_part,

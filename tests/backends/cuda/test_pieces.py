@@ -24,6 +24,7 @@ def lines(k, value, out, at):
     k.store(out, k.v(ops.Reshape, value, t=TileType(value.type.dtype, (value.type.numel,))), at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", KINDS, ids=str)
 def test_take_extract_and_insert(d, rng):
     t = TileType(d, (8, 8))
@@ -43,6 +44,31 @@ def test_take_extract_and_insert(d, rng):
     assert compile_kernel(kernel).payload
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (2, 4, 8)], ids=str)
+@pytest.mark.parametrize("d", KINDS, ids=str)
+def test_a_tile_that_a_loop_carries_is_turned_in_each_trip(d, shape, rng):
+    """By a gather: with a permutation Triton 3.6 chooses layouts for ever."""
+    t = TileType(d, shape)
+    k = K("turns", x=view(d), z=view(d), n=INDEX)
+    x = k.v(ops.Reshape, k.load(k.x, k.const(0), t=TileType(d, (64,))), t=t)
+    body = Block([INDEX, t])
+    axes = (*range(1, len(shape)), 0)
+    with k.b.at(body):
+        turned = k.v(ops.Permute, body.args[1], t=TileType(d, tuple(shape[a] for a in axes)), axes=axes)
+        k.op(ops.Continue, k.v(ops.Reshape, turned, t=t))
+    loop = k.b.emit(ops.For, (k.const(0), k.n, k.const(1), x), (t,), (body,))
+    lines(k, loop.results[0], k.z, k.const(0))
+    kernel = k.done()
+    for n in range(4):
+        agree(kernel, [numbers(rng, d, 64), np.zeros(64, d.numpy), n], ["z"])
+    source = lower_to_text(kernel)
+    assert "tl.gather" in source
+    assert "tl.permute" not in source
+    assert compile_kernel(kernel).payload
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("d", KINDS, ids=str)
 @pytest.mark.parametrize("descending", [False, True], ids=["up", "down"])
 def test_sorting_is_stable_and_moves_the_others(d, descending, rng):
@@ -69,6 +95,7 @@ def argmax_block(d):
     return block, (a, i, b, j)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "d", [f32, i64, pytest.param(u8, marks=pytest.mark.slow), pytest.param(b1, marks=pytest.mark.slow)], ids=str
 )

@@ -38,6 +38,7 @@ def device():
     device.close()
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_for_the_device_that_it_runs_on(device):
     z, x = pt.tensor_spec((1000,), pt.f32), pt.tensor_spec((1000,), pt.f32)
     here = add(z.partition(256), x, x).compiled()
@@ -58,6 +59,7 @@ def test_a_cached_binary_is_the_same(device):
     assert binaries[1].layout == binaries[0].layout
 
 
+@pytest.mark.slow
 def test_arguments_that_bulk_copies_cannot_take_get_a_kernel_without_them(device):
     a, b = pt.zeros((8, 64), pt.bf16), pt.zeros((64, 64), pt.bf16)
     repeated, c = a.strided((8, 64), (0, 1)), pt.zeros((8, 64), pt.bf16)

@@ -65,6 +65,7 @@ def test_division_by_a_constant_is_division(b, rng):
     agree(k.done(), [numbers(rng, i32), np.zeros(8 * N, np.int32)], ["z"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [f32, *(pytest.param(d, marks=pytest.mark.slow) for d in (f16, i8, b1, u64))], ids=str)
 @pytest.mark.parametrize("shape", [(256,), (37, 200), (5, 9, 33)], ids=str)
 def test_partial_tiles_pad_and_clip(d, shape, rng):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from peertile.backends.cuda.triton_compile import triton_version
 from peertile.dtypes import DType, b1, i32
 from peertile.errors import VerifyError
 from peertile.ir import ops
@@ -86,6 +87,13 @@ def parsed(text: str) -> Kernel:
 def body_of(source: str, name: str) -> str:
     """The statements of the kernel in emitted source."""
     return source.split(f"def {name}(\n", 1)[1].split("):\n", 1)[1]
+
+
+def multiplies(ptx: str, instruction: str, arch: str) -> bool:
+    """Whether a product is made by that instruction, which is what Triton 3.6 makes; a newer one may have put it on the
+    tensor cores of the newest architectures."""
+    newer = tuple(map(int, triton_version().split(".")[:2])) > (3, 6) and arch in ("sm_100", "sm_103")
+    return any(word in ptx for word in (instruction, *(("mma.sync", "tcgen05.mma") if newer else ())))
 
 
 def memory_ops(ptx: str) -> list[str]:

@@ -335,7 +335,8 @@ class Lowering:
         for _, node in self.live():
             later |= buffers_below(node, kept & sent)
         for n in candidates:
-            if n.buffer in later or n.buffer in taken or n.buffer in self.protected:
+            # What was allocated for the op at hand, it may read again, and nobody else knows of it.
+            if n.buffer in later or n.buffer in taken or n.buffer in self.protected or n.buffer in self._fresh:
                 continue
             if all(same for s in group.sinks for m, same in reads_below(s.node) if m.buffer is n.buffer):
                 return BufferNode(n.buffer, n.dtype, n.shape)

@@ -18,13 +18,15 @@ class CudaBinary(Binary):
 
     `shared_bytes` is the dynamic shared memory to ask for; above 48 KiB the driver must be told before the first
     launch. `layout` makes the kernel's parameters out of an argument block. `overlap`: the kernel itself waits for what
-    is in front of it in its stream, so that it may be started before that has ended.
+    is in front of it in its stream, so that it may be started before that has ended. `tells`: it stores 1 in the word
+    behind its fault record's eight when it begins.
     """
 
     num_warps: int = 4
     shared_bytes: int = 0
     layout: LaunchLayout = LaunchLayout(0)  # noqa: RUF009 - frozen and never changed
     overlap: bool = False
+    tells: bool = False
 
     @property
     def threads(self) -> int:
@@ -42,6 +44,7 @@ class CudaBinary(Binary):
             "shared_bytes": self.shared_bytes,
             "layout": self.layout.to_json(),
             "overlap": self.overlap,
+            "tells": self.tells,
         }
         return json.dumps(extra, separators=(",", ":")).encode() + b"\n" + Binary.to_bytes(self)
 
@@ -54,5 +57,5 @@ class CudaBinary(Binary):
         return CudaBinary(
             base.target, base.entry, base.payload, base.scratch_bytes, base.waits, base.places, base.n_slots, {},
             extra["num_warps"], extra["shared_bytes"], LaunchLayout.from_json(extra["layout"]),
-            extra["overlap"],
+            extra["overlap"], extra["tells"],
         )  # fmt: skip

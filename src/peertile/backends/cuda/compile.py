@@ -57,6 +57,7 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
         num_warps=compiled.num_warps,
         shared_bytes=compiled.shared_bytes,
         overlap=emitted.overlap,
+        tells=emitted.waits,
         layout=_layout(emitted, compiled.scratch_bytes, compiled.scratch_align),
     )
 

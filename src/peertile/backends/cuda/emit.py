@@ -99,6 +99,8 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     e.w.at(kernel.loc)
     e.w.open()
     _program(e)
+    if kernel.waits:
+        e.w.line(e.call_ptx(ptx.begun(), "_fault", "_program"))
     _unpack(e)
     memory.read_tables(e)
     memory.plan_accesses(e)

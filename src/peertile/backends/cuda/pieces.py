@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from peertile.backends.cuda.memory import expand
+from peertile.backends.cuda.shape import apart
 from peertile.backends.cuda.spelling import REGISTER, shape_text
 from peertile.backends.cuda.state import LOWERINGS, Emitter, lowers, tile_of
 from peertile.backends.cuda.writer import Writer
@@ -212,6 +213,7 @@ def _fold(e: Emitter, op: Op, template: str) -> None:
     function = _function(e, op, dtypes)
     tiles = [_carried(e.typed(v), d) for v, d in zip(op.operands, dtypes, strict=True)]
     if len(tiles) == 1:
+        tiles = [apart(tiles[0], tile_of(op.operands[0]))]
         text = template.format(tiles=tiles[0], function=function)
         e.define(op.result, _arrived(text, dtypes[0]))
         return

@@ -25,6 +25,7 @@ __all__ = [
     "Poll",
     "agree",
     "await_bulk",
+    "begun",
     "cas_tile",
     "check",
     "clock",
@@ -201,6 +202,30 @@ def follow() -> Function:
     body = _lines("griddepcontrol.wait;", "griddepcontrol.launch_dependents;", "mov.b32 $0, 0;")
     doc = "wait for the launch in front, then let the next one begin"
     return _asm("_follow", "", doc, body, "=r", "", "tl.int32", "return r")
+
+
+def begun() -> Function:
+    """f(fault, program), at the head of a kernel that waits: what was in front of it in its stream has ended.
+
+    One thread of the first program stores a word behind the fault record, so that the host learns of it without an
+    operation of the stream between the two kernels, which would take as long as the kernel. Nobody waits for the store.
+    It is relaxed: what the launches in front wrote was on its way before this one began.
+    """
+    body = _lines(
+        ".reg .pred first;",
+        ".reg .b32 thread;",
+        ".reg .b64 one;",
+        "mov.u32 thread, %tid.x;",
+        "setp.eq.u32 first, thread, 0;",
+        "setp.eq.and.s64 first, $2, 0, first;",
+        "mov.b64 one, 1;",
+        "@first st.relaxed.sys.global.b64 [$1 + 64], one;",
+        "mov.b32 $0, 0;",
+    )
+    return _asm(
+        "_begun", "fault, program", "tell the host that this launch has begun", body, "=r,l,l",
+        "fault.to(tl.int64), program", "tl.int32", "return r",
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- tiles of words: every element by one thread

@@ -8,6 +8,7 @@ table that `emit` made.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -216,10 +217,37 @@ class _Said:
 
 @contextlib.contextmanager
 def _triton_cache(triton: Any) -> Iterator[None]:
-    """Triton's own cache, beside ours and not in the user's home."""
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(config().cache_dir / "triton")
-        yield
+    """Triton's own cache, beside ours and not in the user's home.
+
+    Triton names its entries by the content of its whole installation, which takes half a second of hashing in each
+    process. In a cache that is ours alone, the files' sizes and times tell as much.
+    """
+    hashed = _hashers()
+    for module, _ in hashed:
+        module.triton_key = _installation
+    try:
+        with triton.knobs.cache.scope():
+            triton.knobs.cache.dir = str(config().cache_dir / "triton")
+            yield
+    finally:
+        for module, function in hashed:
+            module.triton_key = function
+
+
+@functools.cache
+def _hashers() -> tuple[tuple[Any, Any], ...]:
+    """Triton's modules that ask for the content of the installation, and what they ask."""
+    modules: list[Any] = [importlib.import_module(f"triton.{name}") for name in ("runtime.cache", "compiler.compiler")]
+    return tuple((module, module.triton_key) for module in modules if callable(getattr(module, "triton_key", None)))
+
+
+@functools.cache
+def _installation() -> str:
+    """Which triton this is."""
+    triton: Any = _triton()
+    folder = Path(triton.__file__).parent
+    stats = [(path, path.stat()) for path in (Path(triton.__file__), *sorted((folder / "_C").glob("libtriton*")))]
+    return " ".join((triton.__version__, *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)))
 
 
 def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:

@@ -61,7 +61,7 @@ from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
 from peertile.runtime.drivers.cuda_launches import MAX_PROGRAMS, CudaLaunch
 from peertile.runtime.drivers.cuda_memory import Heap, Pinned, SideStream
 from peertile.runtime.drivers.cuda_multicast import MulticastCalls, MulticastObjects, consent_refusal
-from peertile.runtime.drivers.cuda_native import Native, native
+from peertile.runtime.drivers.cuda_native import CLOSELY, LONG_WAY, Native, native
 from peertile.runtime.drivers.cuda_ops import (
     MAX_NS,
     CallBack,
@@ -85,7 +85,7 @@ from peertile.runtime.drivers.cuda_probe import capabilities_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
-from peertile.runtime.drivers.cuda_stream import CudaStream, Op
+from peertile.runtime.drivers.cuda_stream import LOOK_MASK, CudaStream, Op
 from peertile.runtime.drivers.forked import ForkGuard
 
 __all__ = ["CudaDevice", "CudaDriver"]
@@ -148,6 +148,7 @@ class CudaDevice(DriverDevice):
         self._capture_lock = threading.Lock()  # held while a graph is made on `_capture`
         self._health_ns = 0
         self.native: Native = native()
+        self._enqueue = self.native.launch
         self.feeder = Feeder(self.native, self.name)
         self._reserved = 0
         self.handle = api.device(ordinal)
@@ -729,12 +730,22 @@ class CudaDevice(DriverDevice):
         # The one path whose cost counts in nanoseconds. What forbids native code to launch on a stream, a lost device
         # for instance, shuts the stream's gate; the long way does it then, or says what is wrong.
         if type(stream) is CudaStream and type(prepared) is CudaLaunch and prepared.plain and not self.api.host_threads:
-            try:
-                sequence = stream.launch(prepared, args, self.native.launch, 0)
-            except CudaError as error:
-                raise self.failed_call(error) from error
-            if sequence:
-                return sequence
+            with stream.lock:
+                run = stream.run
+                if run is not None:
+                    sequence = self._enqueue(stream.lane_address, prepared.address, args, 0)
+                    if 0 < sequence < CLOSELY and sequence & LOOK_MASK:
+                        run.ops.append(prepared)
+                        stream.name = prepared.name
+                        return sequence
+                else:
+                    sequence = LONG_WAY
+                try:
+                    sequence = stream.launched(sequence, prepared, args, self._enqueue)
+                except CudaError as error:
+                    raise self.failed_call(error) from error
+                if sequence:
+                    return sequence
         return self.launch(stream, prepared.module, prepared.grid, args, prepared.options).sequence
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:

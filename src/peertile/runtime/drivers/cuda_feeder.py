@@ -1,7 +1,8 @@
 """The feeder of a cuda device: a thread that makes launches while the thread that submits them prepares the next ones.
 
-It has native code do it (`cuda_native_feeding.py`), without the interpreter lock, and sleeps unless launches follow each
-other closely: a single launch is made by its caller, who would wait for the feeder's waking longer than for the launch.
+It has native code do it (`cuda_native_feeding.py`), without the interpreter lock, and sleeps unless launches follow
+each other closely: a single launch is made by its caller, who would wait for the feeder's waking longer than for the
+launch.
 It decides nothing, and nothing is lost when it sleeps: what is posted is made by whoever next looks at the stream.
 
     ASLEEP ──wake──> serving ──nothing posted for a while──> ASLEEP ──stop──> ended

@@ -458,8 +458,9 @@ _ENTRIES: Final = {
     "cuda_feed": ("p", None),
     "cuda_serve": ("p", None),
 }
-"""Functions that Python calls without the interpreter lock, with their arguments: an address, a bytes object (its address
-and its length), an integer; and what is tried first with the lock, all but the last argument: not 0 is its answer."""
+"""Functions that Python calls without the interpreter lock, with their arguments: an address, a bytes object (its
+address and its length), an integer; and what is tried first with the lock, all but the last argument: not 0 is its
+answer."""
 
 _MOST_OF_A_CHAIN: Final = 256
 

@@ -1,9 +1,9 @@
 """Launches of the cuda driver that a thread of its own makes: posting one, and making those that were posted.
 
 Of a launch that follows others closely, the part of the NVIDIA driver is as long as all of ours. So while the device's
-feeder is awake (`cuda_feeder.py`), a launch is posted in its stream's ring, which takes some 50 ns, and the feeder makes
-it, while the thread that posted it prepares the next one. Order is that of the ring: whoever does anything else on the
-stream makes what was posted first (`settled`), taking turns with the feeder by the lane's BUSY word.
+feeder is awake (`cuda_feeder.py`), a launch is posted in its stream's ring, which takes some 50 ns, and the feeder
+makes it, while the thread that posted it prepares the next one. Order is that of the ring: whoever does anything else
+on the stream makes what was posted first (`settled`), taking turns with the feeder by the lane's BUSY word.
 
     posting:  slot, HEAD + 1, then AWAKE is looked at again     sleeping: AWAKE = 0, then all HEADs are looked at again
 so at least one of the two sees the other; whoever finds the feeder asleep makes the launch itself, though not at once:
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from peertile.backends.cpu.target import host_arch
 
-__all__ = ["Feeding", "LINGER_NS", "RING_SLOTS", "SLOT_BYTES", "feeding_text"]
+__all__ = ["LINGER_NS", "RING_SLOTS", "SLOT_BYTES", "Feeding", "feeding_text"]
 
 RING_SLOTS: Final = 256
 SLOT_BYTES: Final = 512

@@ -55,17 +55,20 @@ from peertile.runtime.drivers.cuda_native_feeding import Feeding
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
 
-__all__ = ["CudaStream", "HostWork", "Op", "Params", "Printer", "Target", "state"]
+__all__ = ["LOOK_MASK", "CudaStream", "HostWork", "Op", "Params", "Printer", "Target", "state"]
 
 DEPTH: Final = 256
 MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
 _ISSUED, _MARKED, _USED, _POSTED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED), int(Lane.POSTED)
-_LOOK_MASK: Final = MARK_EVERY - 1
+LOOK_MASK: Final = MARK_EVERY - 1
 """Launches take note of what has run when their number has none of these bits: as often as markers come."""
 HIDDEN: Final = struct.Struct("<10Q")
 """The words after the argument block, see backends/cuda/layout.py."""
 PRINT_BYTES: Final = (1 << 20) - PRINT_HEADER_BYTES
+
+Call = Callable[[int, int, bytes, int], int]
+"""A function of native code that launches."""
 
 state: Final = threading.RLock()
 """Protects what the host knows of the operations of every stream: pending, spans, settled. Never held during a
@@ -334,9 +337,10 @@ class CudaStream(StreamHandle, Target):
 
     def drain(self) -> None:
         """Have all launches made that are posted: `lock` is held, and nothing is posted meanwhile."""
-        if self.ring is not None and (self.lane[Lane.HEAD] != self.lane[Lane.DONE] or self.lane[Lane.JAM]):
-            if self.device.native.feed(self.lane_address):
-                self._unjam()
+        lane = self.lane
+        posted = self.ring is not None and (lane[Lane.HEAD] != lane[Lane.DONE] or lane[Lane.JAM])
+        if posted and self.device.native.feed(self.lane_address):
+            self._unjam()
 
     def _unjam(self) -> None:
         """The NVIDIA driver refused a launch that was posted: it fails, and those behind it do not run."""
@@ -375,28 +379,35 @@ class CudaStream(StreamHandle, Target):
         """Number of the last operation that a marker follows."""
         return self.lane[_MARKED]
 
-    def launch(self, launch: CudaLaunch, args: bytes, call: Callable[[int, int, bytes, int], int], last: int) -> int:
+    def launch(self, launch: CudaLaunch, args: bytes, call: Call, last: int) -> int:
         """A launch by native code, `call(lane, plan, args, last)`: its number, or LONG_WAY when it is not so simple or
         wrong, and the long way sees to it. What `submit` does for a `Launch`, without objects."""
         with self.lock:
-            run = self.run
-            if run is None:
-                run = self._open_run()
-                if run is None:
-                    return LONG_WAY
-            sequence = call(self.lane_address, launch.address, args, last)
-            if sequence > 0:
-                run.ops.append(launch)
-                self.name = launch.name
-                if sequence > CLOSELY:
-                    sequence -= CLOSELY
-                    self._feed()
-                    self.drain()
-                if not sequence & _LOOK_MASK:
-                    self.look()
-            elif sequence == FAILED:
-                raise self.api.refused(self.lane[Lane.ERROR])
-            return sequence
+            if self.run is None and self._open_run() is None:
+                return LONG_WAY
+            return self.launched(call(self.lane_address, launch.address, args, last), launch, args, None)
+
+    def launched(self, sequence: int, launch: CudaLaunch, args: bytes, call: Call | None) -> int:
+        """Take note of a launch that native code made, or not, by its answer; `lock` is held. The same answer, plain.
+        With `call` and no run to add it to, try in one."""
+        run = self.run
+        if run is None:
+            run = self._open_run()
+            if run is None or call is None:
+                return LONG_WAY
+            sequence = call(self.lane_address, launch.address, args, 0)
+        if sequence > 0:
+            run.ops.append(launch)
+            self.name = launch.name
+            if sequence > CLOSELY:
+                sequence -= CLOSELY
+                self._feed()
+                self.drain()
+            if not sequence & LOOK_MASK:
+                self.look()
+        elif sequence == FAILED:
+            raise self.api.refused(self.lane[Lane.ERROR])
+        return sequence
 
     def _feed(self) -> None:
         """Launches follow each other closely: let the device's feeder make them."""
