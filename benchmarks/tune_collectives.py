@@ -3,8 +3,8 @@
     python benchmarks/tune_collectives.py --world 2 --write
 
 Candidates of one size are interleaved batch by batch in one run, on ranks that are processes, so that a
-machine that changes its mind hits all alike. A tie within 4 % goes to the winner of the size below, else
-to the first candidate, so that noise does not cut the table into pieces. Run it on a quiet machine.
+machine that changes its mind hits all alike. A tie within 4 % goes to the winner of the size below, and of
+the smallest size to the first candidate, so that noise does not cut the table into pieces. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -108,12 +108,11 @@ def batches(comm: Collectives, family: str, x: Any, out: Any, size: int, agree: 
 def winners(medians: dict[int, dict[str, float]]) -> list[list[Any]]:
     """Entries of a row: neighbouring sizes with one winner become one; the last has no bound."""
     entries: list[list[Any]] = []
-    before = ""
+    name = next(iter(next(iter(medians.values()))))
     for size, found in medians.items():
-        best = min(found.values())
-        close = [name for name, value in found.items() if value <= best * SLOWER]
-        name = before if before in close else close[0]
-        before = name
+        fastest = min(found, key=lambda candidate: found[candidate])
+        if found[name] > found[fastest] * SLOWER:
+            name = fastest
         algorithm, tile = name.split()
         if entries and entries[-1][1:] == [algorithm, int(tile)]:
             entries[-1][0] = size

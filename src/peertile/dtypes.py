@@ -59,10 +59,14 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        # Of the fields it would be hashed anew at each look-up, and these are keys everywhere; a string keeps its hash.
+        return hash(self.name)
+
     @property
     def itemsize(self) -> int:
         """Bytes per element in memory (bool is one byte)."""
-        return max(self.bits, 8) // 8
+        return self.bits + 7 >> 3
 
     @property
     def is_float(self) -> bool:

@@ -35,5 +35,6 @@ def test_barrier_separated_accesses_stay_ordered() -> None:
     assert explore(rounds(1500), 1, shrinks=0).clean
 
 
+@pytest.mark.slow
 def test_a_late_race_is_still_found() -> None:
     assert [v.kind for v in explore(rounds(700, skip=690), 3, shrinks=0).verdicts] == [VerdictKind.RACE]

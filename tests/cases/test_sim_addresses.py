@@ -151,6 +151,7 @@ def test_f75_a_call_larger_than_its_share_of_the_workspace(group):
         c.all_reduce(pt.zeros((513,), pt.f32), algorithm=Algorithm.ONE_SHOT).sync()
 
 
+@pytest.mark.slow
 @silent()
 def test_f75_calls_around_the_capacity_are_right_on_all_ranks(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:
@@ -196,6 +197,7 @@ def test_f76_a_workspace_for_each_group(group):
     two_groups(group, False)
 
 
+@pytest.mark.slow
 @silent(ranks=3)
 def test_f76_communicators_of_overlapping_groups(group):
     evens = group.subgroup((0, 2))

@@ -169,6 +169,7 @@ def test_f81_ranks_that_register_different_numbers_of_buffers(group):
             heap.zeros((16,), pt.f32)
 
 
+@pytest.mark.slow
 @silent()
 def test_f81_what_is_recorded_does_not_depend_on_addresses(group):
     stream = pt.current_device().stream("graph")

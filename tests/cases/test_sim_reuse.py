@@ -55,6 +55,7 @@ def test_f37_one_shot_in_place_goes_through_staging(group):
         same(x.numpy(), np.full(40, 3.0))
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.HOST, "ArgumentError: all_to_all: out: expected another tensor than x, got the same")
 def test_f37_all_to_all_in_place_is_refused(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:
@@ -62,6 +63,7 @@ def test_f37_all_to_all_in_place_is_refused(group):
         c.all_to_all(x, x).sync()
 
 
+@pytest.mark.slow
 @faulty(VerdictKind.HOST, "ArgumentError: all_reduce: x and out overlap in part")
 def test_f37_partial_overlap_is_refused(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

@@ -53,6 +53,7 @@ def test_f118_offsets_beyond_two_to_the_31_into_memory_that_nobody_backs(group):
         assert z.numpy().tolist() == [3] * 16
 
 
+@pytest.mark.slow
 @silent(ranks=3)
 def test_f120_gaps_of_a_bucket_poison_nothing(group):
     with Collectives(group, programs=1, slot_bytes=4096) as c:

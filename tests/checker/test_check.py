@@ -63,6 +63,7 @@ def two_ranks(group) -> None:
             assert out.numpy()[0] == 10 * step + 1 - group.rank
 
 
+@pytest.mark.slow
 @pytest.mark.feature("C1", "sim")
 def test_a_function_of_the_group_is_checked() -> None:
     report = assert_clean(two_ranks, 2, schedules=50)

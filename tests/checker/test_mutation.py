@@ -58,6 +58,7 @@ def once(group) -> None:
         swap(out.partition(16), x, heap.signal(slots=1)).sync()
 
 
+@pytest.mark.slow
 def test_a_mutant_says_what_was_done_where_and_what_came_of_it() -> None:
     found = {str(m): judge(m, reaching, 5, 100) for m, reaching in mutations([Configuration("once", once)])}
     assert list(found) == [

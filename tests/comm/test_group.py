@@ -176,6 +176,7 @@ def test_a_failed_group_recovers(model, size):
     assert ranks("fail_and_recover", size, model=model) == [expected] * size
 
 
+@pytest.mark.slow
 @MODELS
 def test_a_recovery_whose_callback_fails_raises_everywhere(model):
     own, others = ("RuntimeError", "cannot reset"), ("PeerFailed", "rank 0 failed: RuntimeError: cannot reset")

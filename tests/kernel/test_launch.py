@@ -350,6 +350,7 @@ def test_conflicting_access_on_another_stream_is_refused_naming_both():
         assert out.numpy().tolist() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_dropped_submission_keeps_its_memory_until_the_work_is_done():
     device = pt.current_device()

@@ -6,11 +6,14 @@ from tests.frontend.helpers import refuses, shared
 from tests.kernel.values import run_both
 from tools.products import LEVELS
 
+import peertile as pt
 import peertile.language as T
 from peertile.backends.cpu.microkernel import plan_matmul
 from peertile.backends.cpu.products import Support, product
 from peertile.backends.cpu.target import host_target
+from peertile.backends.cuda.products import gpu_product
 from peertile.dtypes import ALL_DTYPES, dtype_named
+from peertile.errors import CompileError
 from peertile.ir.ops import MMA_TYPES, Precision
 
 pytestmark = pytest.mark.any_device
@@ -54,6 +57,11 @@ def test_every_product_runs_or_is_refused_as_the_table_says(d, batch, precision)
     low = -2 if d.is_signed else 0
     a, b = (RNG.integers(low, 3, (*batch, *s)).astype(d.numpy) for s in ((16, 32), (32, 8)))
     c = RNG.integers(low, 3, (*batch, 16, 8)).astype(acc.numpy)
+    target = pt.current_device().target
+    if batch and target is not None and gpu_product(d, precision, target).batched is None:
+        with pytest.raises(CompileError, match=f"batched {d} is not available on {target}"):
+            run_both(multiply, a, b, c, np.zeros_like(c), P=precision)
+        return
     *_, z = run_both(multiply, a, b, c, np.zeros_like(c), P=precision)
     wide = (x.astype(np.float64) for x in (a, b, c))
     x, y, w = wide

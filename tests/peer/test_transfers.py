@@ -88,6 +88,7 @@ def test_a_split_barrier_is_a_barrier(ranks):
     assert spawn(transfer_ranks.splits, ranks, 20) == [ranks] * ranks
 
 
+@pytest.mark.slow
 @pytest.mark.sentence("MM-26")
 @pytest.mark.feature("P8", "cpu")
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -380,6 +380,7 @@ def test_workers_take_part_in_a_launch(device):
         assert read_words(device, s, met, 2) == [2, 2]
 
 
+@pytest.mark.slow
 def test_workers_keep_off_the_processor_of_their_caller():
     allowed = os.sched_getaffinity(0)
     device = CpuDriver(threads=2).open()

@@ -125,12 +125,13 @@ def _attend(
     if q.device.driver.kind is DriverKind.CUDA:
         rows, keys = (64, 64) if q.dtype.itemsize == 2 else (32, 32)  # f32 is multiplied without tensor cores
         if q.dtype.itemsize == 2 and q.shape[3] <= 128 and q.shape[2] > 64:
-            rows, keys = 128, 128
+            rows, keys = 128, 64
     rows, keys = min(power_of_two(q.shape[2]), rows), min(power_of_two(k.shape[2]), keys)
     # Unread without lengths: any tensor will do, and the queries are there.
     return attention_kernels.attend(
         y.permute(2, 0, 1, 3).partition((rows, 1, 1, None)), q, k, v, q if lengths is None else lengths,
         abs(scale) * LOG2_E, BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
+        STAGES=3 if rows == 128 else 2,
     )  # fmt: skip
 
 

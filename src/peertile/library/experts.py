@@ -20,7 +20,7 @@ from peertile.runtime.tensor import Tensor
 
 __all__ = ["Dispatched", "Experts"]
 
-COUNTED = 2048
+COUNTED = 1024
 """Pairs of a choice and an expert that are looked at together, at most."""
 MOVED = {False: 512, True: 2048}
 """Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
@@ -95,7 +95,7 @@ class Experts(FusedBase):
         self._wide = wide = power_of_two(size * self.on_rank)
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 4 * (most + 2 * size) * wide + 12 * most + (1 << 14),
+            staging_bytes=held * width * dtype.itemsize + 4 * (most + 2 * size) * wide + 16 * most + (1 << 14),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name),
@@ -108,7 +108,7 @@ class Experts(FusedBase):
         self._rows = self._own(heap.empty((held, width), dtype))
         self._counts = self._own(heap.zeros((2 * size, wide), i32))
         self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
-        self._places = self._own(heap.empty((most,), i32))
+        self._places = self._own(heap.empty((most,), i64))
         self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
         self._done = self._own(heap.signal(slots=self.programs))
         self._last: Dispatched | None = None
@@ -181,7 +181,7 @@ class Experts(FusedBase):
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
         launch: DeviceOp[Any] = experts_kernels.combine(
             z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
-            sent.ids, weights.reshape(weights.size), self._hello, self._places, self._done, self.places,
+            weights.reshape(weights.size), self._hello, self._places, self._done, self.places,
             self._number(name, columns), L=self.on_rank, K=self.top_k,
         )  # fmt: skip
         return launch.map(lambda *_: z)

@@ -56,15 +56,14 @@ def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
 
 
 def fetched(
-    x: T.Shared, ids: T.Shared, places: T.Peer, c: T.Tile, last: T.Tile, j: T.Tile, C: T.Tile, L: int, K: int, BH: int
+    x: T.Shared, places: T.Peer, c: T.Tile, last: T.Tile, j: T.Tile, held: T.Tile, K: int, BH: int
 ) -> tuple[T.Tile, T.Tile, T.Tile]:
     """Columns j of the row of choice c, the rank that it goes to, and where there; -1 for nowhere."""
-    inside = c < last
     at = T.minimum(c, last - 1)
-    expert = T.maximum(T.ld(ids, (at,)).astype(T.i64), 0)
-    place = T.ld(places.local, (at,)).astype(T.i64)
-    there = T.where(inside & (place >= 0), expert % L * C + place, -1)
-    return x.load((at // K, j), (1, BH)), expert // L, there
+    place = T.ld(places.local, (at,))
+    goes = (c < last) & (place >= 0)
+    somewhere = T.maximum(place, 0)
+    return x.load((at // K, j), (1, BH)), somewhere // held, T.where(goes, somewhere % held, -1)
 
 
 @kernel
@@ -85,6 +84,7 @@ def dispatch(
     epoch = T.ld(turn.local, (p,)) + 1
     half = epoch % 2 * n
     last = ids.shape[0]
+    held = L * C  # places of a rank
     tiles = T.cdiv(last, BT)
     word = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
     check_choices(ids, experts, BT)
@@ -109,15 +109,16 @@ def dispatch(
                 T.all(kept | (T.sum(hits, axis=1) == 0)),
                 "dispatch: ids: expected different experts for the choices of a row",
             )
-        places.local.store((t,), T.where(kept, place, T.i32(-1)))
+        number = T.sum(hits * T.iota(EP).astype(T.i32)[None, :], axis=1)
+        places.local.store((t,), T.where(kept, number.astype(T.i64) * C + place.astype(T.i64), T.i64(-1)))
     for t in T.range(p, tiles, P):
         for i in T.range(t * (BT // TOGETHER), T.minimum((t + 1) * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
             c = i * TOGETHER
             for j in T.range(T.cdiv(x.shape[1], BH)):
-                r0, to0, at0 = fetched(x, ids, places, c, last, j, C, L, K, BH)
-                r1, to1, at1 = fetched(x, ids, places, c + 1, last, j, C, L, K, BH)
-                r2, to2, at2 = fetched(x, ids, places, c + 2, last, j, C, L, K, BH)
-                r3, to3, at3 = fetched(x, ids, places, c + 3, last, j, C, L, K, BH)
+                r0, to0, at0 = fetched(x, places, c, last, j, held, K, BH)
+                r1, to1, at1 = fetched(x, places, c + 1, last, j, held, K, BH)
+                r2, to2, at2 = fetched(x, places, c + 2, last, j, held, K, BH)
+                r3, to3, at3 = fetched(x, places, c + 3, last, j, held, K, BH)
                 rows.at(to0).gather(T.reshape(at0, (1,))).store((0, j), r0)
                 rows.at(to1).gather(T.reshape(at1, (1,))).store((0, j), r1)
                 rows.at(to2).gather(T.reshape(at2, (1,))).store((0, j), r2)
@@ -132,20 +133,21 @@ def dispatch(
 
 
 def weighed(
-    y: T.Peer, ids: T.Shared, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, C: T.Tile, L: int, BH: int
+    y: T.Peer, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, held: T.Tile, BH: int
 ) -> T.Tile:
     """What the expert of choice c made of its row, columns j, times its weight; 0 for a choice without a place."""
-    expert = T.maximum(T.ld(ids, (c,)).astype(T.i64), 0)
-    place = T.ld(places.local, (c,)).astype(T.i64)
-    at = T.where(place >= 0, expert % L * C + place, -1)
-    row = y.at(expert // L).gather(T.reshape(at, (1,))).load((0, j), (1, BH))
-    return row.astype(T.f32) * T.where(place >= 0, T.ld(weights, (c,)), 0.0)
+    place = T.ld(places.local, (c,))
+    weight = T.where(place >= 0, T.ld(weights, (c,)), 0.0)
+    somewhere = T.maximum(place, 0)
+    at = T.where(place >= 0, somewhere % held, -1)
+    row = y.at(somewhere // held).gather(T.reshape(at, (1,))).load((0, j), (1, BH))
+    return row.astype(T.f32) * weight
 
 
 @kernel
 def combine(
-    out: T.Exclusive, y: T.Peer[T.read], ids: T.Shared, weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read],
-    done: T.Signal, C: T.i64, agreed: T.i64, L: T.Const[int], K: T.Const[int],
+    out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], done: T.Signal,
+    C: T.i64, agreed: T.i64, L: T.Const[int], K: T.Const[int],
 ) -> None:  # fmt: skip
     """out[t] = the sum over the choices k of row t, in order, of weights[t K + k] times what its expert made of it.
 
@@ -157,7 +159,7 @@ def combine(
         t, j = tile.index
         acc = T.zeros((1, BH), T.f32)
         for k in T.static_range(K):
-            acc += weighed(y, ids, places, weights, t * K + k, j, C, L, BH)
+            acc += weighed(y, places, weights, t * K + k, j, L * C, BH)
         tile.store(acc.astype(out.dtype))
     done.notify()
     done.wait()

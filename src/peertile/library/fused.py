@@ -27,8 +27,9 @@ MOST_CHUNKS = 64
 """Chunks that the rows of one rank are sent in: each is announced, and waited for, by itself."""
 MOST_TILES = 4096
 """Tiles of a product that are reduced in one launch: each has a word of a signal for each pair of ranks."""
-MOST_WORDS = 1 << 19
-"""Words of a part that travel with flags, at most: 64 rows of 16384 columns in pairs."""
+MOST_WORDS = 1 << 17
+"""Words of a part that travel with flags, at most, such as 32 rows of 8192 columns in pairs: with more the link is busy
+for longer than a signal takes."""
 LEAST_ON_GPU = 16
 """The smallest extent that tensor cores multiply."""
 MOVED = {False: (8, 512), True: (8, 4096)}
@@ -47,7 +48,7 @@ class FusedProducts(FusedBase):
     data while `workers` others compute (default: what the device gives).
     `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
     once for each rank, as a reduction of the product's own type would. `tile` (rows, columns, inner extent, at most)
-    goes before the measured table. `flagged`: parts of up to 64 rows of an all-reduce travel with a flag on each word
+    goes before the measured table. `flagged`: small parts of an all-reduce travel with a flag on each word
     (default: on GPUs, where a flight over the link costs more than twice the bytes).
 
     Factors are f32, f16 or bf16, sums f32. Operations of one communicator run in order on one stream.

@@ -89,21 +89,40 @@ def send_rows(
             T.st(arrived, epoch, (k, me), rank=to, order=T.release)
 
 
+def place_in_turn(a: T.Shared, t: T.Tile, across: T.Tile, MR: int, MC: int) -> tuple[T.Tile, T.Tile]:
+    """The index of tile t of a, row by row, `across` tiles in each; of what lies behind the last row, in that one."""
+    down, wide = a.num_tiles((MR, MC))
+    return T.minimum(t // across, T.maximum(down - 1, 0)), T.minimum(t % across, T.maximum(wide - 1, 0))
+
+
+def tile_in_turn(a: T.Shared, t: T.Tile, across: T.Tile, MR: int, MC: int) -> T.Tile:
+    """That tile."""
+    i, j = place_in_turn(a, t, across, MR, MC)
+    return a.load((i, j), (MR, MC))
+
+
 def send_all_rows(
     a: T.Shared, gathered: T.Peer, arrived: T.Peer, start: T.Tile, round: T.Tile, MR: int, MC: int, MOVERS: int
 ) -> None:
     """As send_rows, announced as a whole: the mover that ends last says so, as the others have told it by a count in
     this rank's memory. Two rows of `arrived` are for this: the last one has the counts, that before it what is said.
+
+    One loop over tiles without checks, and the next tile is under way while one is sent.
     """
     me, n = gathered.rank, gathered.num_ranks
     rows, inner = a.shape
     said = arrived.shape[0] - 2
+    p = T.program_id(0)
+    across = a.num_tiles((MR, MC))[1]
     for d in T.range(1, n):
         to = (me + n - d) % n
         there = gathered.at(to).slice((start, 0), (rows, inner))
-        for i in T.range(T.program_id(0), T.cdiv(rows, MR), MOVERS):
-            for j in T.range(T.cdiv(inner, MC)):
-                there.store((i, j), a.load((i, j), (MR, MC)))
+        piece = tile_in_turn(a, p, across, MR, MC)
+        for t in T.range(p, a.num_tiles((MR, MC))[0] * across, MOVERS):
+            ahead = tile_in_turn(a, t + MOVERS, across, MR, MC)
+            i, j = place_in_turn(there, t, across, MR, MC)
+            there.store((i, j), piece)
+            piece = ahead
         ended = T.atom_add(arrived.local, 1, (said + 1, to), order=T.acq_rel) + 1
         if ended == round * MOVERS:
             T.st(arrived, round, (said, me), rank=to, order=T.release)
@@ -348,14 +367,12 @@ def gemm_reduce_flagged(
     """
     p = T.program_id(0)
     epoch = T.ld(calls.local, (p, 0)) + 1
+    is_new = T.ld(calls.local, (p, 2)) != sign
     BM, BW = out.tile_shape
     BN = 2 * BW if PACK else BW
     steps = a.num_tiles((BM, BK))[1]
     slot = epoch % 2 * N
     e = (epoch << 8) + (sign & 255)
-    greet(begun, epoch, sign)
-    if T.ld(calls.local, (p, 2)) != sign:
-        check(begun, epoch, sign)
     for tile in out.tiles():
         m, c = tile.index
         part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
@@ -366,6 +383,9 @@ def gemm_reduce_flagged(
             mine = pair(first, second, DT)
         else:
             mine = T.bitcast(part, T.u32)
+        if is_new:  # who takes a word of this call knows that its sender has begun it, and needs no other word
+            greet(begun, epoch, sign)
+            check(begun, epoch, sign)
         send_part(T.reshape(mine, (1, BM, BW)), words, slot, m, c, e, N)
         if N == 2:
             other = take_part(words, slot, 1 - words.rank, m, c, e, BM, BW)
@@ -391,6 +411,5 @@ def gemm_reduce_flagged(
             tile.store(pair(first, second, DT))
         else:
             tile.store(first.astype(out.dtype))
-    check(begun, epoch, sign)
     T.st(calls.local, epoch, (p, 0))
     T.st(calls.local, sign, (p, 2))

@@ -201,6 +201,7 @@ def over_bound(target, found):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "width"), CASES)
 def test_errors_stay_within_their_bounds(target, width):
     assert over_bound(target, worst(target, width)) == {}
@@ -320,6 +321,7 @@ def test_trigonometry_is_right_far_out(target, width):
     assert mixed[5] == got.dtype.type(-0.8522008497671888)
 
 
+@pytest.mark.slow
 def test_every_width_gives_the_same_bits():
     for fn in FUNCTIONS:
         for dtype in NUMPY:

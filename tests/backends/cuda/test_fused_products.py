@@ -78,7 +78,7 @@ def _depth(line):
 def test_parts_of_a_sum_leave_in_bulk_from_a_loop_that_waits_for_nothing(monkeypatch):
     text = lower_to_text(scattered(monkeypatch))
     (loop,) = blocks(text, "flatten=True")
-    assert len(re.findall(r"_tiles\.store\(", loop)) == 2
+    assert len(re.findall(r"_tiles\.store\(", loop)) == 1
     assert not re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop)
     after = text[text.index(loop) + len(loop) :]
     assert after.index("_await_bulk()") < after.index("_st_release_sys_b64(")

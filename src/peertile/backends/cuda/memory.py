@@ -369,9 +369,9 @@ def _plan_derived(e: Emitter, feeding: set[Op]) -> None:
         else:
             if not isinstance(source.op, ops.PeerView) or not _hits_once(op):
                 continue
+            # As a whole: the second half would wait until the link has taken the first one from shared memory.
             e.awaits_bulk = True
             e.once.add(op)
-            t = _moved_at_once(t, axes)
         e.planned.setdefault(view, []).append((op, axes, t))
 
 

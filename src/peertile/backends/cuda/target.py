@@ -70,7 +70,7 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         held: dict[Block | None, int] = {}
         for op in tiles:
             held[op.parent] = held.get(op.parent, 0) + _numel(op.result.type)
-        wide = max(held.values()) >= 128 * 256 or any(_inner(op) >= 256 for op in tiles)
+        wide = max(held.values()) > 128 * 128 or any(_inner(op) >= 256 for op in tiles)
         warps = warps or (8 if most >= 128 * 128 and wide else 4)
         loops = [op.attrs["stages"] for op in walk(kernel.body) if isinstance(op, ops.For)]
         return warps, stages or max([3, *(s for s in loops if s > 1)])

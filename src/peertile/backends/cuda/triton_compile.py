@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from peertile.backends.cuda.emit import Emitted
@@ -172,7 +172,7 @@ def compile_here(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
     said = _Said()
     try:
-        with _triton_cache(triton), said.captured():
+        with _triton_cache(triton), _small_numbers_kept(), said.captured():
             kernel = triton.compile(source, target=target, options=_triton_options(emitted, options))
     except Exception as error:
         raise _translated(error, said.text, emitted, path, arch) from error
@@ -248,6 +248,20 @@ def _installation() -> str:
     folder = Path(triton.__file__).parent
     stats = [(path, path.stat()) for path in (Path(triton.__file__), *sorted((folder / "_C").glob("libtriton*")))]
     return " ".join((triton.__version__, *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)))
+
+
+@contextlib.contextmanager
+def _small_numbers_kept() -> Iterator[None]:
+    """Triton 3.4 has no option for it: whatever is compiled, it has its functions take small numbers for zero."""
+    compiler = importlib.import_module("triton.backends.nvidia.compiler")
+    own = compiler.nvidia
+    if "enable_reflect_ftz" not in compiler.CUDAOptions.__dataclass_fields__:
+        kept = {**vars(own), "set_nvvm_reflect_ftz": lambda module: None}
+        compiler.nvidia = SimpleNamespace(**kept)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        compiler.nvidia = own  # type: ignore[attr-defined]
 
 
 def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
