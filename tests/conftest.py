@@ -108,6 +108,8 @@ class Outcomes:
                 "outcome": report.outcome,
                 "s": round(report.duration, 3),
             }
+            if report.failed:
+                line["text"] = report.longreprtext[-4000:]
             self.file.write(json.dumps(line) + "\n")
             self.file.flush()
 

@@ -75,6 +75,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
                 (
                     "kernel",
                     "binding",
+                    "recognise",
                     "launch",
                     "captures",
                     "compiler",

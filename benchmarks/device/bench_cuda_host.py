@@ -2,7 +2,8 @@
 
 `PYTHONPATH=src python3 benchmarks/device/bench_cuda_host.py [--stand-in] [PART ...]`
 
-Parts: calibrate, bare, torch, launch, stages, chain, matmul, compile, eager. `eager` starts two ranks with a GPU each.
+Parts: calibrate, right, bare, torch, launch, stages, graph, matmul, compile, eager. `eager` starts two ranks with a GPU
+each.
 Prints one line of JSON for each part; microseconds, medians of rounds, with the fastest round beside. With `--stand-in`
 everything but `torch` and `eager` runs without a GPU, over a driver whose launches do nothing: what is left is ours.
 `--feed`, `--no-feed`: whatever the host has, let the device's feeder make launches that come closely, or not.
@@ -36,7 +37,10 @@ if not STAND_IN:
     os.environ.setdefault("PEERTILE_DEVICE", "cuda")
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
+import numpy as np  # noqa: E402
+
 import peertile as pt  # noqa: E402
+import peertile.language as T  # noqa: E402
 from peertile.backends.cpu import jit  # noqa: E402
 from peertile.cli.bench_kernels import vector_add  # noqa: E402
 from peertile.library.products import matmul  # noqa: E402
@@ -426,6 +430,67 @@ def launch(s: Setup) -> Json:
     }
 
 
+@pt.kernel
+def one_more(z: T.Exclusive) -> None:
+    z.store(z.load() + 1)
+
+
+def right(s: Setup) -> Json:
+    """Every launch once and in order: counts of thousands, alone, in chains, in zips, beside copies, on two streams."""
+    made: Json = {}
+    z, y = pt.zeros(256, pt.i32), pt.zeros(256, pt.i32)
+    part, other = z.partition(256), s.device.stream("other")
+    total = 0
+
+    def check(name: str, count: int) -> None:
+        nonlocal total
+        total += count
+        got = set(z.numpy().tolist())
+        assert STAND_IN or got == {total}, f"{name}: expected {total}, got {sorted(got)[:4]}"
+        made[name] = total
+
+    for _ in range(5000):
+        one_more(part).submit(s.stream)
+    s.stream.sync(20)
+    check("submitted", 5000)
+    for _ in range(40):
+        op: Any = one_more(part)
+        for _ in range(49):
+            op = op.then(lambda *_: one_more(part))
+        op.submit(s.stream)
+        pt.zip(*[one_more(part) for _ in range(50)]).submit(s.stream)
+    s.stream.sync(20)
+    check("chains and zips", 4000)
+    for n in range(200):
+        for _ in range(n % 9):
+            one_more(part).submit(s.stream)
+        if n % 3 == 0:
+            one_more(part).sync_on(s.stream)
+        copied = pt.op.copy(z, to=y).submit(s.stream)
+        one_more(part).submit(s.stream)
+        copied.wait(20)
+        total += n % 9 + (n % 3 == 0)
+        assert STAND_IN or int(y.numpy()[7]) == total, f"copy {n}: expected {total}, got {int(y.numpy()[7])}"
+        total += 1
+    s.stream.sync(20)
+    check("beside copies", 0)
+    threads = [threading.Thread(target=lambda q=q: [vector_add(s.part, s.x, s.x).submit(q) for _ in range(500)])
+               for q in (s.stream,)]  # fmt: skip
+    w = pt.zeros(256, pt.i32)
+    mine = w.partition(256)
+    threads.append(threading.Thread(target=lambda: [one_more(mine).submit(other) for _ in range(3000)]))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    other.sync(20)
+    s.stream.sync(20)
+    assert STAND_IN or set(w.numpy().tolist()) == {3000}, "two threads"
+    lane = s.stream.handle.lane  # type: ignore[attr-defined]
+    made["posted to the feeder"] = lane[Lane.HEAD]
+    return made
+
+
 def stages(s: Setup) -> Json:
     """The parts of a submission, each alone."""
     driver: Any = s.device.driver
@@ -548,6 +613,17 @@ def eager_rank(group: pt.Group) -> None:
     with Collectives(group) as comm:
         comm.all_reduce(x, out).sync_on(stream)
         comm.all_reduce(x, out).sync_on(stream)
+        # Right sums first: each call doubles, in place, and every number of calls has its own sum.
+        y = pt.full((count,), 1.0, pt.bf16)
+        for turn in range(12):
+            y.copy_from(np.full(count, 1.0, np.float32))
+            futures = [comm.all_reduce(y, y).submit(stream) for _ in range(turn * 10 % 97 + 1)]
+            futures[len(futures) // 2].wait(20)
+            for future in futures:
+                future.wait(20)
+            want = float(group.size) ** len(futures)
+            assert set(y.numpy().astype(np.float64).tolist()) == {want}, f"{turn}: expected {want}"
+        made["right"] = True
 
         def timed(name: str, body: Callable[[], Any], calls: int) -> None:
             whole, host = [], []
@@ -602,8 +678,8 @@ def eager_rank(group: pt.Group) -> None:
 
 
 PARTS: dict[str, Callable[[Setup], Json]] = {
-    "calibrate": calibrate, "bare": bare, "launch": launch, "stages": stages, "chain": launch, "matmul": products,
-    "torch": theirs, "compile": compiling, "graph": graphs,
+    "calibrate": calibrate, "bare": bare, "launch": launch, "stages": stages, "matmul": products,
+    "torch": theirs, "compile": compiling, "graph": graphs, "right": right,
 }  # fmt: skip
 
 
@@ -616,7 +692,8 @@ def main(arguments: list[str]) -> None:
         pt.run(eager_rank, ranks=2)
         return
     names = names or [
-        "calibrate", "bare", "launch", "stages", "graph", "matmul", "compile", "torch", "calibrate", "launch", "eager",
+        "calibrate", "right", "bare", "launch", "stages", "graph", "matmul", "compile", "torch", "calibrate", "launch",
+        "eager",
     ]  # fmt: skip
     begin = time.monotonic()
     setup = Setup()

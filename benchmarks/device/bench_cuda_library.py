@@ -21,6 +21,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import time
@@ -622,6 +623,17 @@ def tiles(b: Bench) -> None:
                 case(b, "tiles", f"{m}x{n}x{k} {way} warps {warps}", one)
 
 
+@contextlib.contextmanager
+def bulk_from(elements: int) -> Iterator[None]:
+    """Kernels that are compiled within the context use bulk copies from so many elements of a product on."""
+    module: Any = importlib.import_module("peertile.backends.cuda.memory")
+    saved, module._WORTH_BULK = module._WORTH_BULK, elements
+    try:
+        yield
+    finally:
+        module._WORTH_BULK = saved
+
+
 def attention_tiles(b: Bench) -> None:
     """Ways to cut attention."""
     module: Any = importlib.import_module("peertile.library.attention_kernels")
@@ -630,13 +642,24 @@ def attention_tiles(b: Bench) -> None:
         sets = [[b.randn(1, 16, tokens, 128) for _ in range(3)] + [b.poisoned(1, 16, tokens, 128)] for _ in range(2)]
         own = [[b.ours(t) for t in four] for four in sets]
         flops = 2 * 16 * tokens * tokens * 128
-        for rows, keys, stages, warps in (
-            (128, 128, 2, 8), (128, 64, 2, 8), (128, 64, 3, 8), (128, 64, 4, 8), (64, 64, 2, 4), (64, 64, 3, 4),
-            (64, 128, 2, 4), (128, 32, 4, 8), (256, 64, 2, 8),
+        for rows, keys, stages, warps, registers in (
+            (128, 64, 3, 8, None),
+            (128, 64, 2, 8, 128),
+            (64, 64, 2, 4, None),
+            (64, 64, 3, 4, None),
+            (64, 32, 4, 4, None),
+            (64, 32, 3, 4, 160),
+            (64, 128, 2, 4, None),
         ):  # fmt: skip
 
-            def one(rows: int = rows, keys: int = keys, stages: int = stages, warps: int = warps) -> Json:
-                attend = made.setdefault((rows, keys, stages, warps), pt.kernel(module.attend.fn))
+            def one(
+                rows: int = rows,
+                keys: int = keys,
+                stages: int = stages,
+                warps: int = warps,
+                most: int | None = registers,
+            ) -> Json:
+                attend = made.setdefault((rows, keys, stages, warps, most or 0), pt.kernel(module.attend.fn))
 
                 def op(o: Any) -> Any:
                     y = o[3].permute(2, 0, 1, 3).partition((rows, 1, 1, None))
@@ -645,7 +668,7 @@ def attention_tiles(b: Bench) -> None:
                         STAGES=stages,
                     )  # fmt: skip
 
-                with compiled_with(num_warps=warps, num_stages=stages):
+                with compiled_with(num_warps=warps, num_stages=stages, max_registers=most), bulk_from(2048):
                     op(own[0]).sync()
                     us = b.compare({"peertile": lambda: b.graph_of_ours([lambda o=o: op(o) for o in own], 4)}, 5)
                 q, k, v, got = (t[0, 3, :2048].double() for t in sets[0])
@@ -654,18 +677,18 @@ def attention_tiles(b: Bench) -> None:
                 error = b.error(got, b.torch.softmax(score, -1) @ v)
                 return {"us": us, "relative_error": error, "TFLOP/s": round(flops / us["peertile"] / 1e6)}
 
-            case(b, "attention_tiles", f"{tokens}: {rows} x {keys}, {stages} stages, {warps} warps", one)
+            case(b, "attention_tiles", f"{tokens}: {rows} x {keys}, {stages} stages, {warps} warps, {registers}", one)
 
 
 def row_warps(b: Bench) -> None:
     """Warps and rows of a program for kernels that own whole rows."""
-    for width, tile_rows in ((1024, (2, 4, 8)), (4096, (1, 2)), (8192, (1,)), (16384, (1,))):
+    for width, tile_rows in ((16384, (1,)), (8192, (1,)), (4096, (1, 2)), (1024, (2, 4, 8))):
         xs, zs = ([make(16384 // SHRINK, width) for _ in range(ROTATE)] for make in (b.randn, b.poisoned))
         gain = b.ours(b.randn(width))
         pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
-        for name in ("softmax", "rms_norm"):
+        for name in ("rms_norm", "softmax"):
             for rows in tile_rows:
-                for warps in (4, 8, 16, 32):
+                for warps in (8, 16, 4):
 
                     def one(name: str = name, rows: int = rows, warps: int = warps) -> Json:
                         made = pt.kernel(getattr(layer_kernels, name).fn)
@@ -683,6 +706,61 @@ def row_warps(b: Bench) -> None:
                         return {"us": us, "GB/s": round(4 * 16384 * width / us["peertile"] / 1000)}
 
                     case(b, "row_warps", f"{name} 16384x{width}, {rows} rows, {warps} warps", one)
+
+
+@contextlib.contextmanager
+def emitted_with(change: Callable[[str], str]) -> Iterator[None]:
+    """Kernels that are compiled within the context have their Triton source changed."""
+    compile_module: Any = importlib.import_module("peertile.backends.cuda.compile")
+    emit = compile_module.emit_kernel
+
+    def emit_kernel(*arguments: Any, **options: Any) -> Any:
+        emitted = emit(*arguments, **options)
+        emitted.source = "\n".join(change(line) for line in emitted.source.split("\n"))
+        return emitted
+
+    compile_module.emit_kernel = emit_kernel
+    try:
+        yield
+    finally:
+        compile_module.emit_kernel = emit
+
+
+def row_hints(b: Bench) -> None:
+    """What hints for the caches do for rows that are read and written once."""
+
+    def once_stored(line: str) -> str:
+        return re.sub(r"^( *tl\.store\(.*)\)$", r'\1, cache_modifier=".cs")', line)
+
+    def once_loaded(line: str) -> str:
+        return re.sub(r"(tl\.load\(x_at, .*)\)$", r'\1, eviction_policy="evict_first")', line)
+
+    hints = {
+        "none": lambda s: s,
+        "stores": once_stored,
+        "loads": once_loaded,
+        "both": lambda s: once_loaded(once_stored(s)),
+    }
+    for width in (16384, 8192, 1024):
+        xs, zs = ([make(16384 // SHRINK, width) for _ in range(ROTATE)] for make in (b.randn, b.poisoned))
+        gain = b.ours(b.randn(width))
+        pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
+        for hint, change in hints.items():
+            for warps in (8, 16) if width > 1024 else (4,):
+
+                def one(change: Any = change, warps: int = warps) -> Json:
+                    made = pt.kernel(layer_kernels.rms_norm.fn)
+
+                    def op(p: Any) -> Any:
+                        return made(
+                            p[1].partition((1 if width > 1024 else 4, None)), p[0], p[0], gain, 1e-6, ADDED=False
+                        )
+
+                    with compiled_with(num_warps=warps), emitted_with(change):
+                        us = b.compare({"peertile": lambda: b.graph_of_ours([lambda p=p: op(p) for p in pairs], 6)}, 5)
+                    return {"us": us, "GB/s": round(4 * 16384 * width / us["peertile"] / 1000)}
+
+                case(b, "row_hints", f"rms_norm 16384x{width}, {hint}, {warps} warps", one)
 
 
 def fft(b: Bench) -> None:
@@ -855,7 +933,9 @@ def _reduce(b: Bench, m: int, n: int, k: int, options: Json) -> Json:
 
 
 def experts(b: Bench) -> None:
-    for rows, width, number, top_k in ((4096 // SHRINK, 4096, 16, 2), (4096 // SHRINK, 7168, 64, 4)):
+    for rows, width, number, top_k in (
+        (4096 // SHRINK, 7168, 64, 8), (8192 // SHRINK, 4096, 16, 2), (1024 // SHRINK, 7168, 64, 8),
+    ):  # fmt: skip
         label = f"{rows} rows of {width}, {number} experts, top {top_k}"
         case(b, "experts", label, lambda r=rows, w=width, e=number, t=top_k: _experts(b, r, w, e, t))  # type: ignore[misc]
 
@@ -918,10 +998,15 @@ def loaded(name: str) -> ModuleType:
 
 
 def programs(b: Bench) -> None:
-    """The programs that the tests run on every target, at their sizes and at larger, uneven ones."""
+    """The programs that the tests run on every target, at their sizes."""
     small: Any = importlib.import_module("tests.fused.fused_programs")
     for name, program in small.PROGRAMS.items():
         case(b, "programs", name, lambda p=program: {"ok": p(b.group)})  # type: ignore[misc]
+
+
+def large(b: Bench) -> None:
+    """The same programs at larger, uneven sizes."""
+    small: Any = importlib.import_module("tests.fused.fused_programs")
     large: dict[str, Callable[[], Any]] = {
         "gathered bf16": lambda: small.gathered_product(
             b.group, (300, 515), 1000, 520, "bf16", staging_bytes=8 * MIB, movers=4),
@@ -936,7 +1021,7 @@ def programs(b: Bench) -> None:
         "ring f32": lambda: small.ring(b.group, (65, 64), 2, 1, 32, "f32", False),
     }  # fmt: skip
     for name, function in large.items():
-        case(b, "programs", name, lambda f=function: {"ok": f()})  # type: ignore[misc]
+        case(b, "large", name, lambda f=function: {"ok": f()})  # type: ignore[misc]
 
 
 def embed(b: Bench) -> None:
@@ -981,11 +1066,73 @@ def decode(b: Bench) -> None:
     case(b, "decode", f"example, {b.group.size} ranks", small)
 
 
+def interop(b: Bench) -> None:
+    """The library on torch tensors, with gradients, against torch itself."""
+    torch = b.torch
+    ptt: Any = importlib.import_module("peertile.torch")
+    dist, size, me = torch.distributed, b.group.size, b.group.rank
+
+    def near(got: Any, want: Any, bound: float) -> float:
+        error = b.error(got, want.double())
+        assert error < bound, error
+        return error
+
+    def collectives() -> Json:
+        x = b.randn(100_003, dtype=torch.float32)
+        theirs = x.clone()
+        if size > 1:
+            dist.all_reduce(theirs)
+        return {"relative_error": near(ptt.all_reduce(x.clone(), b.group), theirs, 1e-6)}
+
+    def maps() -> Json:
+        x, w, bias = b.randn(96, 256), b.randn(512, 256), b.randn(512)
+        for t in (x, w, bias):
+            t.requires_grad_()
+        ours = ptt.linear(x, w, bias, activation=ptt.Activation.GELU)
+        up = b.randn(96, 512)
+        grads = torch.autograd.grad(ours, (x, w, bias), up)
+        exact = [t.detach().double().requires_grad_() for t in (x, w, bias)]
+        want = torch.nn.functional.gelu(torch.nn.functional.linear(*exact))
+        expected = torch.autograd.grad(want, exact, up.double())
+        errors = [near(ours.detach(), want.detach(), 1e-2)]
+        errors += [near(g, e, 2e-2) for g, e in zip(grads, expected, strict=True)]
+        return {"relative_error": max(errors)}
+
+    def split() -> Json:
+        x, w = b.randn(64, 256).requires_grad_(), b.randn(128, 256).requires_grad_()
+        rows = [torch.empty_like(x) for _ in range(size)]
+        dist.all_gather(rows, x.detach())
+        got = ptt.gather_linear(x, w, group=b.group)
+        up = b.randn(64 * size, 128)
+        gx, gw = torch.autograd.grad(got, (x, w), up)
+        whole = torch.cat(rows).double()
+        want_x = up.double() @ w.detach().double()
+        dist.all_reduce(want_x)
+        errors = [
+            near(got.detach(), whole @ w.detach().double().t(), 1e-2),
+            near(gw, up.double().t() @ whole, 2e-2),
+            near(gx, want_x[64 * me : 64 * me + 64], 2e-2),
+        ]
+        reduced = ptt.linear_reduce(x.detach(), w.detach(), group=b.group)
+        want = x.detach().double() @ w.detach().double().t()
+        dist.all_reduce(want)
+        scattered = ptt.linear_scatter(torch.cat(rows), w.detach(), group=b.group)
+        total = whole @ w.detach().double().t()
+        dist.all_reduce(total)
+        errors += [near(reduced, want, 2e-2), near(scattered, total[64 * me : 64 * me + 64], 2e-2)]
+        return {"relative_error": max(errors)}
+
+    case(b, "interop", "all_reduce", collectives)
+    case(b, "interop", "linear with gradients", maps)
+    if size > 1:
+        case(b, "interop", "linear maps over ranks", split)
+
+
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "softmax": softmax, "rms_norm": rms_norm, "swiglu": swiglu, "rope": rope, "attention": attention,
     "matmul": products, "fft": fft, "gather": gather, "scatter": scatter, "reduce": reduce, "experts": experts,
     "programs": programs, "embed": embed, "decode": decode, "tiles": tiles, "attention_tiles": attention_tiles,
-    "row_warps": row_warps, "checked": checked,
+    "row_warps": row_warps, "checked": checked, "large": large, "row_hints": row_hints, "interop": interop,
 }  # fmt: skip
 ALONE = ["attention", "matmul", "softmax", "rms_norm", "swiglu", "rope", "fft", "programs", "embed", "decode"]
 TOGETHER = ["programs", "gather", "scatter", "reduce", "experts", "embed", "decode"]

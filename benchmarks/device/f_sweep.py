@@ -13,8 +13,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)]
-CAP = int(os.environ.get("F_CAP", "16"))  # most warps of a kernel with ordered tiles
-os.environ["PEERTILE_CACHE_DIR"] = os.environ.get("F_CACHE", "/tmp/f-cache") + f"-{CAP}{'e' * (os.environ.get('F_LAUNCH') in ('early', 'both'))}{os.environ.get('F_JUDGE', '')}"
+CAP = int(os.environ.get("F_CAP", "4"))  # most warps of a kernel that polls places that fill
+os.environ["PEERTILE_CACHE_DIR"] = os.environ.get("F_CACHE", "/tmp/f-cache") + f"-{CAP}{'e' * (os.environ.get('F_LAUNCH') in ('early', 'both'))}{os.environ.get('F_JUDGE', '')}{os.environ.get('F_EARLY', '')}"
 
 import bench_cuda_collectives as bench  # noqa: E402
 import ml_dtypes  # noqa: E402
@@ -23,26 +23,18 @@ import numpy as np  # noqa: E402
 import peertile as pt  # noqa: E402
 import peertile.backends.cuda.emit as emit  # noqa: E402
 import peertile.backends.cuda.shape as shape_rules  # noqa: E402
+import peertile.backends.cuda.target as target  # noqa: E402
 import peertile.runtime.drivers.cuda_api as cuda_api  # noqa: E402
 import peertile.runtime.drivers.cuda_launches as cuda_launches  # noqa: E402
 import peertile.runtime.drivers.cuda_ops as cuda_ops  # noqa: E402
-from peertile.ir import ops  # noqa: E402
-from peertile.ir.core import walk  # noqa: E402
 from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes  # noqa: E402
 from peertile.library.reductions import ReduceOp  # noqa: E402
 from peertile.library.selection import Algorithm  # noqa: E402
 
-plain_tuned = emit.tuned
-
-
-def tuned(kernel: Any, options: Any) -> tuple[int, int]:
-    warps, stages = plain_tuned(kernel, options)
-    if any(isinstance(op, ops.TileLoad | ops.TileStore) for op in walk(kernel.body)):
-        warps = min(warps, CAP)
-    return warps, stages
-
-
-emit.tuned = tuned
+target.FILLED_WARPS = CAP
+if os.environ.get("F_EARLY") == "0":
+    plain_may = emit._may_overlap
+    emit._may_overlap = lambda kernel, arch: not kernel.waits and plain_may(kernel, arch)
 if os.environ.get("F_JUDGE") == "0":
     shape_rules.plan_agreements = lambda e: None
 
@@ -87,21 +79,21 @@ def ways(nbytes: int) -> dict[str, Shape]:
     """Names and shapes of the candidates of a size."""
     found: dict[str, Shape] = {}
     words = nbytes // 8
-    for tile in (64, 128) if HOW else (32, 64, 128, 256, 512, 1024):
+    for tile in (64, 128, 256, 512, 1024):
         tiles = -(-words // tile)
-        if tile <= words and tiles <= bench.PROGRAMS:
+        if tile <= words and tiles <= bench.PROGRAMS and nbytes >= 32 * tile:
             found[f"filled {8 * tile} x {tiles}"] = Shape(Algorithm.FILLED, tiles, tile)
         elif tile >= 256 and tiles > bench.PROGRAMS:
-            for programs in (132, 264):
-                found[f"filled {8 * tile} x {programs}"] = Shape(Algorithm.FILLED, programs, tile)
-    if nbytes <= 1 << 18 and not HOW:
+            found[f"filled {8 * tile} x 264"] = Shape(Algorithm.FILLED, 264, tile)
+    if not any(name.startswith("filled") for name in found):
+        found[f"filled {nbytes} x 1"] = Shape(Algorithm.FILLED, 1, words)
+    if nbytes <= 1 << 18:
         for tile in (64, 128, 256) if nbytes > 1024 else (256,):
             if -(-nbytes // 4 // tile) <= bench.PROGRAMS:
                 found[f"flagged {4 * tile} x {-(-nbytes // 4 // tile)}"] = Shape(bench.FLAGGED, bench.PROGRAMS, tile)
     if nbytes >= 1 << 20:
-        for size, programs in ((8192, 528), (8192, 264), (16384, 264), (16384, 528)):
-            if nbytes // size >= programs // 4:
-                found[f"pushed {size} x {programs}"] = Shape(bench.PUSHED, programs, size // 2)
+        for size in (8192, 16384):
+            found[f"pushed {size} x 264"] = Shape(bench.PUSHED, 264, size // 2)
     return found
 
 

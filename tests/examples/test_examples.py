@@ -39,6 +39,7 @@ def test_every_example_has_its_line_here():
 @pytest.mark.slow
 @pytest.mark.feature("U2", "cpu")
 @pytest.mark.any_device
+@pytest.mark.native_only
 @pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", sorted(SAYS))

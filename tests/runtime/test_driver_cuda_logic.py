@@ -6,9 +6,11 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.runtime import fake_cuda
 from tests.runtime.cuda_suite import CudaSuite
 from tests.runtime.fake_cuda import SUITE, FakeCuda
 
@@ -58,9 +60,10 @@ class TestSuiteOverStandIn(CudaSuite):
 def fed_device():
     """Its feeder is woken by every launch that follows another one, whatever the host has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_feeder, "LEAST_CORES", 1)
+        with pytest.MonkeyPatch.context() as other:
+            other.setattr(cuda_feeder, "LEAST_CORES", 1)
+            device = CudaDriver(api=FakeCuda()).open()
         patch.setattr(cuda_stream, "AFTER", 0)
-        device = CudaDriver(api=FakeCuda()).open()
         yield device
         device.close()
 
@@ -743,3 +746,54 @@ def test_the_feeder_serves_streams_beside_each_other(fed_device):
     assert [read_words(device, s, at + 8, 1) for s, at in zip(streams, places, strict=True)] == [[300]] * 4
     for s in streams:
         device.destroy_stream(s)
+
+
+# ---------------------------------------------------------------- launches that tell when they begin
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_launch_that_tells_when_it_begins_needs_no_marker_in_front_of_it(device, fed_device, monkeypatch, fed):
+    device = fed_device if fed else device
+    api, s = device.api, device.create_stream()
+    kernel = fake_cuda.KERNELS["suite_await"]
+
+    def told(p, w):
+        fake_cuda._put(w[3 + 4], 8, 1)
+        yield from kernel(p, w)
+
+    monkeypatch.setitem(fake_cuda.KERNELS, "suite_await", told)
+    at = words(device, s, [1, 0, 0, 0])
+    add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
+    telling = device.load_module(replace(SUITE.await_word, tells=True))
+    wait = device.prepare_launch(telling, (1, 1, 1), options("wait", timeout_s=20))
+    device.run_prepared(s, add, args(at, at + 8, at + 8))
+    host = device.create_stream()
+    for n in range(1, 101):  # more than are noted at a time
+        for _ in range(3):
+            number = device.enqueue(s, add, args(at, at + 8, at + 8))
+        api.calls.clear()
+        blocked = device.enqueue(s, wait, args(at + 16, n, at + 24))
+        assert device.wait(Ticket(s, number, "add"), 10) is Status.DONE
+        assert device.query(Ticket(s, blocked, "wait")) is Status.PENDING
+        device.fill(host, at + 16, n, 8, 1)
+        assert device.wait(Ticket(s, blocked, "wait"), 10) is Status.DONE
+    assert read_words(device, s, at + 8, 1) == [301]
+
+
+def test_launches_that_tell_follow_each_other_without_markers(fake, monkeypatch):
+    monkeypatch.setattr(cuda_feeder, "LEAST_CORES", 1 << 30)
+    device = CudaDriver(api=fake).open()
+    s = device.create_stream()
+    at = words(device, s, [5, 0])
+    kernel = fake_cuda.KERNELS["suite_await"]
+    monkeypatch.setitem(fake_cuda.KERNELS, "suite_await", lambda p, w: fake_cuda._put(w[7], 8, 1) or kernel(p, w))
+    for tells, most in ((False, 25), (True, 0)):
+        module = device.load_module(replace(SUITE.await_word, tells=tells))
+        wait = device.prepare_launch(module, (1, 1, 1), options("wait"))
+        device.run_prepared(s, wait, args(at, 5, at + 8))
+        before = fake.calls.count("write_value")
+        for _ in range(20):
+            device.enqueue(s, wait, args(at, 5, at + 8))
+        assert most - 10 < fake.calls.count("write_value") - before <= most
+        assert device.wait(device.last_ticket(s), 10) is Status.DONE
+    device.close()

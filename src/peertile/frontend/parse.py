@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -41,11 +42,18 @@ class ParsedFunction:
         return Loc(self.file, line, col, end, self.node.name, inlined_at)
 
 
+_parsing = threading.Lock()
+"""Python up to 3.12 counts the depth of what it parses for all threads together, and two at once confuse it: SystemError,
+"AST constructor recursion depth mismatch"."""
+
+
 @lru_cache(maxsize=64)
 def _functions(text: str) -> dict[tuple[str, int], ast.FunctionDef]:
     """Every function definition of a file by name and first line (its first decorator's, as in code objects)."""
     found = {}
-    for node in ast.walk(ast.parse(text)):
+    with _parsing:
+        parsed = ast.parse(text)
+    for node in ast.walk(parsed):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             found[node.name, first] = node

@@ -16,8 +16,8 @@ replayed graph go on where the last one ended. How a slot is reused, the invaria
 handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
 t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
-grids and counts are equal. Filled places are emptied before the next turn is sent, and are written again three turns
-later: flights to and fro lie in between, and mostly the end of a launch.
+grids and counts are equal. Filled places are emptied as a turn is taken; who writes them again has taken the turn three
+later, and a fence, or the end of the launch, lies between the emptying and what was sent in that turn.
 
 Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
 a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken
@@ -361,6 +361,8 @@ def filled_all_reduce(
         if e == first:
             meet(calls, p, first, me, sign, N)
         e += 1
+        if e & 1 == 0:
+            T.sync_system()
     turn.store(T.reshape(e, (1,)))
 
 
@@ -385,6 +387,8 @@ def filled_all_reduce_in_place(
         if e == first:
             meet(calls, p, first, me, sign, N)
         e += 1
+        if e & 1 == 0:
+            T.sync_system()
     turn.store(T.reshape(e, (1,)))
 
 

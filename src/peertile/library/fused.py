@@ -34,6 +34,9 @@ LEAST_ON_GPU = 16
 """The smallest extent that tensor cores multiply."""
 MOVED = {False: (8, 512), True: (8, 4096)}
 """Rows and columns of a tile that is moved; on a GPU it is what a program has under way."""
+SENT_IN_A_TILE = 24
+"""Elements of a tile of the result that a program computes while all movers together send a row: 2 inner / 250e9 s, at
+2 inner / 5.3e12 s an element, and a little more."""
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
 gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
@@ -132,8 +135,10 @@ class FusedProducts(FusedBase):
         small = tail_rows(total, b.shape[1], (bm, bn), self.programs) if at_once and bn >= 256 else 0
         small = min(small, total - max(shares), *(s for s in shares if s)) // bm * bm
         end = first if first else total
+        alone = first + self._while_sending(shares[me], b.shape[1], bm, bn)
         parts = (
-            (c[first:last], self.movers, bn),
+            (c[first:alone], self.movers, bn),
+            (c[alone:last], 0, bn),
             (c[last : total if first else total - small], 0, bn),
             (c[: first - small if first else 0], 0, bn),
             (c[end - small : end], 0, bn // 2 if small else bn),
@@ -149,6 +154,14 @@ class FusedProducts(FusedBase):
             STAGES=stages, AT_ONCE=at_once, TAIL=small > 0,
         )  # fmt: skip
         return launch.map(lambda *_: c)
+
+    def _while_sending(self, rows: int, columns: int, bm: int, bn: int) -> int:
+        """Own rows that the others compute while a few programs send: as many tiles as take as long. The rest is for
+        all of them."""
+        if not self._on_gpu:
+            return rows
+        turns = rows * (self.group.size - 1) * SENT_IN_A_TILE / (bm * bn)
+        return min(rows, -(-int(turns * (self.programs - self.movers)) // -(-columns // bn)) * bm)
 
     # ---------------------------------------------------------------- reductions
 

@@ -150,13 +150,13 @@ def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile,
 
 @kernel
 def gather_gemm(
-    own: T.Exclusive, after: T.Exclusive, before: T.Exclusive, tail: T.Exclusive, a: T.Shared, b: T.Shared,
-    begun: T.Peer, gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64, at_tail: T.i64,
-    CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
+    own: T.Exclusive, rest: T.Exclusive, after: T.Exclusive, before: T.Exclusive, tail: T.Exclusive, a: T.Shared,
+    b: T.Shared, begun: T.Peer, gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64,
+    at_tail: T.i64, CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
     BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], TAIL: T.Const[bool],
 ) -> None:  # fmt: skip
-    """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank, of those after it, of
-    those before it. A few programs send first, the others compute what they have: one's own rows.
+    """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank (own, then rest), of
+    those after it, of those before it. A few programs send first, while the others compute `own`, and join them then.
 
     With AT_ONCE a part is begun when all of its rows are there, which leaves the loop over its tiles free of waits, so
     that the loads of the next tile overlap the end of this one; else each tile waits for its own rows. With TAIL too
@@ -181,9 +181,16 @@ def gather_gemm(
             send_rows(a, gathered, arrived, place + start, epoch, CHUNK, MR, MC, MOVERS)
     for tile in own.tiles():
         tile.store(product(a, b, tile.index[0], tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
-    check(begun, epoch, sign)
-    # The programs that got one tile more of the first part come last, and before them those that have been sending.
+    # The programs that got one tile more of `own` come last, and before them those that have been sending.
     dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
+    done = own.shape[0]
+    more = a.slice((done, 0), (a.shape[0] - done, inner))
+    end = last_tile(more, BM, BK)
+    for tile in rest.tiles(dealt=dealt):
+        m = T.minimum(tile.index[0], end)
+        tile.store(product(more, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+    dealt += rest.num_tiles()[0] * rest.num_tiles()[1]
+    check(begun, epoch, sign)
     later = gathered.local.slice((place + stop, 0), (total - stop, inner))
     end = last_tile(later, BM, BK)
     if AT_ONCE:
@@ -207,11 +214,11 @@ def gather_gemm(
             tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
         if TAIL:
             HM, HN = tail.tile_shape
-            rest = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
-            end = last_tile(rest, HM, BK)
+            final = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
+            end = last_tile(final, HM, BK)
             for tile in tail.tiles(dealt=dealt + before.num_tiles()[0] * before.num_tiles()[1]):
                 m = T.minimum(tile.index[0], end)
-                tile.store(product(rest, b, m, tile.index[1], steps, HM, HN, BK, STAGES).astype(own.dtype))
+                tile.store(product(final, b, m, tile.index[1], steps, HM, HN, BK, STAGES).astype(own.dtype))
     else:
         for tile in before.tiles(dealt=dealt):
             low = tile.index[0] * BM

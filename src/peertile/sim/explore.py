@@ -14,7 +14,7 @@ from peertile.sim.choices import RandomChooser, ReplayChooser
 from peertile.sim.exhaust import Exhaustive
 from peertile.sim.machine import Park
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.verdicts import Race, Replay, Verdict
+from peertile.sim.verdicts import Race, Replay, Verdict, WordMisuse
 from peertile.sim.words import Rule
 
 __all__ = ["Report", "exhaust", "explore"]
@@ -75,8 +75,10 @@ class _Directed(ReplayChooser):
 
 
 def confirm(case: Case, outcome: Outcome) -> bool:
-    """Whether a race can be shown under what was read alone."""
+    """Whether a race, or stores in any order, can be shown under what was read alone."""
     verdict = outcome.verdict
+    if isinstance(verdict, WordMisuse):
+        return isinstance(case.run(ReplayChooser(outcome.choices), rule=Rule.READS_FROM).verdict, WordMisuse)
     if not isinstance(verdict, Race):
         return True
     again = case.run(ReplayChooser(outcome.choices), rule=Rule.READS_FROM)

@@ -147,6 +147,7 @@ class Machine:
         """Told which writes of a word a read may return, before one of them is chosen by its place."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
+        self._suspected: Verdict | None = None
         self._timers: list[tuple[int, int]] = []
         self._due: dict[int, Callable[[], None]] = {}
         self._timer_count = 0
@@ -288,6 +289,13 @@ class Machine:
                 if any(self.held.values()):
                     why = "no program may rely on two kernels of one device running at the same time"
                 raise Found(Deadlock(waiters=tuple(waiters), why=why))
+        if self._suspected is not None:
+            raise Found(self._suspected)
+
+    def suspect(self, verdict: Verdict) -> None:
+        """A fault that may lead to a worse one, which then says more: the verdict of a run that ends without."""
+        if self.judge and self._suspected is None:
+            self._suspected = verdict
 
     def unsettled(self) -> dict[tuple[int, int], list[tuple[int, Clock]]]:
         """What the same run has to know beforehand for its waits on adds to be judged rightly; empty if nothing."""

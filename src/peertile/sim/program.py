@@ -22,9 +22,9 @@ from peertile.sim.machine import MAX_STALE, Found, Machine
 from peertile.sim.memory import Object, Symmetric, Tile, View, scalar
 from peertile.sim.proxies import ALIASES, Lens, cross
 from peertile.sim.report import access_of
-from peertile.sim.sites import Site
+from peertile.sim.sites import Site, Verb
 from peertile.sim.verdicts import Bounds, KernelFault, Lifetime, Waiter, WordMisuse
-from peertile.sim.words import SIGNED, History, Word
+from peertile.sim.words import SIGNED, History, Word, Write
 
 if TYPE_CHECKING:
     from peertile.sim.launches import Launch
@@ -393,7 +393,7 @@ class Program(Agent):
     def store_word(self, site: Site, word: Word, value: Any) -> None:
         self.writes += 1
         self.check_strong(site, word, write_strong)
-        history = word.history
+        history, last = word.history, word.writes[-1]
         value = site.kept(value)
         word.store(value, self, site)
         if self.machine.trace is not None:
@@ -401,6 +401,9 @@ class Program(Agent):
             word.writes[-1].event = self.machine.trace.add(self, what, site.loc)
         if history is History.ADDS and word.history is History.OTHER:
             self._mixed(site, word)
+        if last.site is not None and last.site.verb_kind is Verb.WRITES and self.clock.get(last.entry, 0) < last.epoch:
+            repair = "give each writer a word of its own, or use an atomic read-modify-write"
+            self.machine.suspect(self._misuse(site, word, last, "two stores to it are not ordered", repair))
         word.home.set(word.dtype, word.offset, value)
         word.note(self, len(word.writes) - 1)
         self.machine.wake_word(word)
@@ -473,15 +476,16 @@ class Program(Agent):
             self.machine.conflict(conflict, record, target)
 
     def _mixed(self, site: Site, word: Word) -> None:
-        if not self.machine.judge:
-            return
-        sides = [access_of(word.home, Record(self.entry, 0, site, self, 0), ())]
         other = next((w for w in reversed(word.writes[:-1]) if w.site is not None and w.agent is not None), None)
+        if self.machine.judge:
+            message = "it is written by stores and by adds"
+            raise Found(self._misuse(site, word, other, message, "use one kind of write per word"))
+
+    def _misuse(self, site: Site, word: Word, other: Write | None, message: str, repair: str) -> WordMisuse:
+        sides = [access_of(word.home, Record(self.entry, 0, site, self, 0), ())]
         if other is not None:
             sides.insert(0, access_of(word.home, Record(other.entry, 0, other.site, other.agent, 0), ()))
-        raise Found(
-            WordMisuse(word=word.spelled(), message="it is written by stores and by adds", accesses_=tuple(sides))
-        )
+        return WordMisuse(word=word.spelled(), message=message, accesses_=tuple(sides), repair=repair)
 
     # ---------------------------------------------------------------- waiting
 

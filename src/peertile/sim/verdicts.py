@@ -269,11 +269,12 @@ class Lifetime(Verdict):
 
 @dataclass(frozen=True, kw_only=True)
 class WordMisuse(Verdict):
-    """A word that is written in ways that do not go together: by stores and by adds."""
+    """A word that is written in ways that do not go together: by stores and by adds, or by two stores in any order."""
 
     word: str
     message: str
     accesses_: tuple[Access, ...]
+    repair: str
     kind: VerdictKind = field(init=False, default=VerdictKind.WORD)
 
     @property
@@ -282,7 +283,7 @@ class WordMisuse(Verdict):
 
     @property
     def body(self) -> list[str]:
-        return [*(str(access) for access in self.accesses_), "repair: use one kind of write per word"]
+        return [*(str(access) for access in self.accesses_), f"repair: {self.repair}"]
 
     def accesses(self) -> tuple[Access, ...]:
         return self.accesses_

@@ -321,7 +321,7 @@ def _asm(tl: Any, interpreter: Any) -> Any:
                 _record(fault, 5 if aborted else 4, program, place, word, expected, pointer, slot)
             shape = values[0].data.shape
             return _Result(handle(np.full(shape, good, np.int32), tl.int32), handle(np.full(shape, word), tl.int64))
-        if "[$1 + 64], one" in text:  # the launch has begun
+        if "[record + 64], one" in text:  # the launch has begun
             fault, program = numbers
             if program == 0:
                 _WORD[64].from_address(fault + 64).value = 1

@@ -93,18 +93,18 @@ def test_what_peers_stored_is_fetched_in_bulk_behind_a_fence(monkeypatch):
 
 def test_gathered_rows_are_multiplied_by_loops_that_wait_for_nothing(monkeypatch):
     loops = blocks(lower_to_text(gathered(monkeypatch)), "flatten=True")
-    assert len(loops) == 3  # one's own rows, those of later ranks, those of earlier ones
+    assert len(loops) == 4  # one's own rows (all but the movers, then all), those of later ranks, those of earlier ones
     loops += blocks(lower_to_text(tailed(monkeypatch)), "flatten=True")
-    assert len(loops) == 7
+    assert len(loops) == 9
     assert not any(re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop) for loop in loops)
 
 
 def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypatch):
     text = lower_to_text(gathered(monkeypatch, at_once=False))
-    assert len(blocks(text, "flatten=True")) == 1
+    assert len(blocks(text, "flatten=True")) == 2
     products = [line for line in text.splitlines() if "tl.dot(" in line]
     loads = [line for line in text.splitlines() if "_tiles.load(" in line]
-    assert len(loads) == 2 * len(products) == 6
+    assert len(loads) == 2 * len(products) == 8
 
 
 @pytest.mark.slow

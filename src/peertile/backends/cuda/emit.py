@@ -27,7 +27,7 @@ from peertile.backends.cuda.control import emit_body
 from peertile.backends.cuda.library import closure
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, SIGNATURE, UNSIGNED, power_of_two_part
 from peertile.backends.cuda.state import Emitter, Narrow, Record, Root, Symmetric, View
-from peertile.backends.cuda.target import CudaOptions, capability, check_dtype, tuned
+from peertile.backends.cuda.target import CudaOptions, capability, check_dtype, most_registers, tuned
 from peertile.dtypes import DType
 from peertile.errors import InternalError
 from peertile.ir import ops
@@ -83,6 +83,8 @@ class Emitted:
     """Whether the kernel has fp8 anywhere."""
     overlap: bool = False
     """Whether the kernel waits by itself for the launch in front of it."""
+    max_registers: int | None = None
+    """A bound on the registers of a thread."""
     ptx_version: int | None = None
     """The least version of PTX that the kernel needs beyond what every toolkit has: 91 for 9.1."""
 
@@ -99,16 +101,19 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     e.w.at(kernel.loc)
     e.w.open()
     _program(e)
-    if kernel.waits:
-        e.w.line(e.call_ptx(ptx.begun(), "_fault", "_program"))
     _unpack(e)
     memory.read_tables(e)
     memory.plan_accesses(e)
     shape.plan_agreements(e)
     # Descriptors are made before: nobody else looks at them, and making them takes microseconds.
     overlap = options.overlap and _may_overlap(kernel, arch)
-    if overlap:
+    if overlap and not kernel.waits:
         e.w.line(e.call_ptx(ptx.follow()))
+    if kernel.waits:
+        if overlap:
+            e.w.line(e.call_ptx(ptx.follow_waiting(), "_fault"))
+        e.w.line(e.call_ptx(ptx.begun(), "_fault", "_program"))
+        e.w.line("_fault = (_fault.to(tl.int64) & -4).to(tl.pointer_type(tl.int64))")
     checks = any(isinstance(op, ops.Check) for op in walk(kernel.body))
     if checks:
         e.w.line(e.call_ptx(ptx.faults()))
@@ -116,14 +121,13 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     if checks:
         e.w.line(e.call_ptx(ptx.report(), "_fault", "_program"))
     e.w.close()
-    return replace(_assemble(e, entry, parameters, warps, stages), overlap=overlap)
+    made = _assemble(e, entry, parameters, warps, stages)
+    return replace(made, overlap=overlap, max_registers=most_registers(kernel, warps))
 
 
 def _may_overlap(kernel: Kernel, arch: str) -> bool:
-    """Programs that wait need all of their places at once, and what is printed is taken by the host in between."""
-    return (
-        capability(arch) >= 90 and not kernel.waits and not any(isinstance(op, ops.Print) for op in walk(kernel.body))
-    )
+    """What is printed is taken by the host in between."""
+    return capability(arch) >= 90 and not any(isinstance(op, ops.Print) for op in walk(kernel.body))
 
 
 def _check_types(kernel: Kernel, arch: str) -> bool:

@@ -312,6 +312,8 @@ def plan_accesses(e: Emitter) -> None:
     made: dict[tuple[Value, tuple[int, ...]], Descriptor] = {}
     for view, accesses in found.items():
         axes = _bulk_axes(view)
+        if _only_loads(e, view):  # its slices, too, are read alone
+            accesses = [op for op in accesses if not isinstance(op, ops.ViewSlice)]
         if axes is None or not _alone(accesses):
             continue
         for op in accesses:

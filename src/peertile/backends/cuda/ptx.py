@@ -34,6 +34,7 @@ __all__ = [
     "fence_alias",
     "fence_bulk",
     "follow",
+    "follow_waiting",
     "judge",
     "load_elected",
     "load_tile",
@@ -65,8 +66,9 @@ Function = tuple[str, str]
 """Name and text of a function."""
 
 ROLLED: Final = '.pragma "nounroll";'
-"""At the head of a loop that polls. The assembler unrolls a loop with a known bound whole: hundreds of looks are then
-tens of KiB of instructions, and every look fetches a line of them from memory, late by as much as the word is."""
+"""At the head of a loop in which all threads poll. The assembler unrolls a loop with a known bound whole: hundreds of
+looks are then tens of KiB of instructions, and every look fetches a line of them from memory, late by as much as the
+word is. (A wait, where one thread looks with acquire, was no faster rolled: each look empties the cache for all.)"""
 
 _LETTER: Final = {8: "r", 16: "r", 32: "r", 64: "l"}
 
@@ -208,7 +210,9 @@ def begun() -> Function:
     """f(fault, program), at the head of a kernel that waits: what was in front of it in its stream has ended.
 
     One thread of the first program stores a word behind the fault record, so that the host learns of it without an
-    operation of the stream between the two kernels, which would take as long as the kernel. Nobody waits for the store.
+    operation of the stream between the two kernels, which would take as long as the kernel. Nobody waits for the store,
+    but the kernel's end and its first release do, for as long as host memory takes: a launch that wants to be told sets
+    the lowest bit of the fault record's address, others (graphs) pay nothing.
     It is relaxed: what the launches in front wrote was on its way before this one began.
     """
     body = _lines(
@@ -218,14 +222,33 @@ def begun() -> Function:
         "mov.u32 thread, %tid.x;",
         "setp.eq.u32 first, thread, 0;",
         "setp.eq.and.s64 first, $2, 0, first;",
-        "mov.b64 one, 1;",
-        "@first st.relaxed.sys.global.b64 [$1 + 64], one;",
+        ".reg .b64 record;",
+        "and.b64 one, $1, 1;",
+        "setp.eq.and.u64 first, one, 1, first;",
+        "and.b64 record, $1, -4;",
+        "@first st.relaxed.sys.global.b64 [record + 64], one;",
         "mov.b32 $0, 0;",
     )
     return _asm(
         "_begun", "fault, program", "tell the host that this launch has begun", body, "=r,l,l",
         "fault.to(tl.int64), program", "tl.int32", "return r",
     )  # fmt: skip
+
+
+def follow_waiting() -> Function:
+    """f(fault): as `follow` for a kernel that waits, which lets the next launch begin only where bit 1 of the fault
+    record's address says that it may: one that is resident early takes places that others may be waiting for."""
+    body = _lines(
+        ".reg .pred early;",
+        ".reg .b64 bits;",
+        "griddepcontrol.wait;",
+        "and.b64 bits, $1, 2;",
+        "setp.ne.u64 early, bits, 0;",
+        "@early griddepcontrol.launch_dependents;",
+        "mov.b32 $0, 0;",
+    )
+    doc = "wait for the launch in front; let the next one begin where it may"
+    return _asm("_follow_waiting", "fault", doc, body, "=r,l", "fault.to(tl.int64)", "tl.int32", "return r")
 
 
 # ---------------------------------------------------------------- tiles of words: every element by one thread
@@ -257,35 +280,36 @@ def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int, until: C
     value = [f"${k}" for k in range(pack)]
     pointer, expected, active = ([f"${pack * part + k}" for k in range(pack)] for part in (1, 2, 3))
     again, done = "PATIENT_AGAIN_${:uid}", "PATIENT_DONE_${:uid}"
-    looks = []
+    missing = [f"missing{k}" for k in range(pack)]
+    looks = [
+        f"@{missing[k]} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];" for k in range(pack)
+    ]
+    # What has come is not looked at again: looks are in the way of what comes.
     for k in range(pack):
-        looks += [
-            f"@active{k} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];",
-        ]
-    for k in range(pack):
-        if until is Cmp.NE:  # a gap below zero says that a word is not there
-            looks += [f"setp.eq.b{bits} ok, {value[k]}, {expected[k]};", f"@ok mov.b{bits} gaps, -1;"]
+        if until is Cmp.NE:
+            looks.append(f"setp.eq.and.b{bits} {missing[k]}, {value[k]}, {expected[k]}, {missing[k]};")
         else:
-            looks += [f"sub.s{bits} gap, {value[k]}, {expected[k]};", f"or.b{bits} gaps, gaps, gap;"]
+            looks += [
+                f"sub.s{bits} gap, {value[k]}, {expected[k]};",
+                f"setp.lt.and.s{bits} {missing[k]}, gap, 0, {missing[k]};",
+            ]
+    looks.append(f"mov.pred left, {missing[0]};")
+    looks += [f"or.pred left, left, {m};" for m in missing[1:]]
     body = _lines(
-        f".reg .pred ok, {', '.join(f'active{k}' for k in range(pack))};",
-        f".reg .b{bits} gap, gaps;",
+        f".reg .pred more, left, {', '.join(missing)};",
+        f".reg .b{bits} gap;",
         ".reg .b32 count;",
-        *(f"setp.ne.u32 active{k}, {active[k]}, 0;" for k in range(pack)),
-        # An element that is not active has come.
-        *(f"{'not' if until is Cmp.NE else 'mov'}.b{bits} {value[k]}, {expected[k]};" for k in range(pack)),
+        *(f"setp.ne.u32 {missing[k]}, {active[k]}, 0;" for k in range(pack)),
+        *(f"mov.b{bits} {value[k]}, 0;" for k in range(pack)),
         f"mov.b32 count, {LOOKS};",
         f"{again}:",
         ROLLED,
-        f"mov.b{bits} gaps, 0;",
         *looks,
-        f"setp.ge.s{bits} ok, gaps, 0;",
-        f"@ok bra {done};",
+        f"@!left bra {done};",
         "sub.u32 count, count, 1;",
-        "setp.ne.u32 ok, count, 0;",
-        f"@ok bra {again};",
+        "setp.ne.u32 more, count, 0;",
+        f"@more bra {again};",
         f"{done}:",
-        *(f"@!active{k} mov.b{bits} {value[k]}, 0;" for k in range(pack)),
     )
     letter = _LETTER[bits]
     constraints = [f"=&{letter}"] * pack + ["l"] * pack + [letter] * pack + ["r"] * pack
@@ -692,10 +716,8 @@ def wait(poll: Poll) -> Function:
         f"@skip bra {done};",
         "mov.b64 begin, 0;",
         f"{look}:",
-        ROLLED,
         f"mov.b32 count, {POLLS};",
         f"{again}:",
-        ROLLED,
         *looks,
         "sub.u32 count, count, 1;",
         "setp.ne.u32 skip, count, 0;",

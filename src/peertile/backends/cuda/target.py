@@ -10,11 +10,11 @@ from peertile.dtypes import DType
 from peertile.errors import ArgumentError, CompileError
 from peertile.ir import ops
 from peertile.ir.core import Block, Kernel, Op, walk
-from peertile.ir.types import TileType, Type
+from peertile.ir.types import SignalType, TileType, Type
 from peertile.memory_model import Rmw
 from peertile.source import Loc
 
-__all__ = ["ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "tuned"]
+__all__ = ["ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "most_registers", "tuned"]
 
 ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 """Architectures that are compiled for. From sm_90 on the code is for exactly that architecture ("a" features)."""
@@ -31,7 +31,7 @@ class CudaOptions:
     it, so that the next tile's loads overlap this one's end. `f32_mma` is how f32 products are made: "ieee" exactly,
     "tf32x3" nearly so on tensor cores, "tf32" with 10 bits. `line_info` keeps source lines in the cubin for profilers.
     `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
-    touches memory, which hides what a launch costs (sm_90 and newer, kernels that do not wait).
+    touches memory, which hides what a launch costs (sm_90 and newer).
     """
 
     num_warps: int | None = None
@@ -79,7 +79,7 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         if ordered:
             # Such an element is one access of one thread, and somebody waits for it: as many threads as elements.
             most = max(_numel((op.result if isinstance(op, ops.TileLoad) else op.operands[1]).type) for op in ordered)
-            return max(1, min(most // 32, 16)), stages or 3
+            return max(1, min(most // 32, FILLED_WARPS if _fills(kernel) else 16)), stages or 3
     if warps is None:
         nbytes = max(
             (
@@ -100,6 +100,26 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         if rows and max(rows) > 1:
             warps = min(warps, max(rows))
     return warps, stages or 3
+
+
+FILLED_WARPS: Final = 4
+"""Most warps where places are polled that fill: many threads that look at one word each keep the words from coming."""
+WAITING_REGISTERS: Final = 64
+"""Of a thread, where programs of eight warps and more wait for a signal: so many programs are resident, four of eight
+warps on a multiprocessor, as grids that wait for each other program by program count on."""
+
+
+def _fills(kernel: Kernel) -> bool:
+    """Whether the kernel waits for tiles of words to differ from something."""
+    compares = (op for op in walk(kernel.body) if isinstance(op, ops.CompareOp) and op.attrs["fn"] is ops.Compare.NE)
+    return any(isinstance(op.operands[0].op, ops.TileLoad) for op in compares)
+
+
+def most_registers(kernel: Kernel, warps: int) -> int | None:
+    """A bound on the registers of a thread, None for the assembler's own choice."""
+    signals = any(isinstance(p.type, SignalType) for p in kernel.params)
+    products = any(isinstance(op, ops.Mma) for op in walk(kernel.body))
+    return WAITING_REGISTERS if kernel.waits and signals and not products and warps >= 8 else None
 
 
 def _numel(t: Type) -> int:

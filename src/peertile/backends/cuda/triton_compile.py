@@ -268,7 +268,7 @@ def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
     return {
         "num_warps": emitted.num_warps,
         "num_stages": emitted.num_stages,
-        "maxnreg": options.max_registers,
+        "maxnreg": options.max_registers or emitted.max_registers,
         # a * b + c is two roundings unless fma was asked for, and small numbers are not flushed to zero.
         "enable_fp_fusion": False,
         "enable_reflect_ftz": False,

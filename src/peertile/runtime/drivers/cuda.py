@@ -636,6 +636,7 @@ class CudaDevice(DriverDevice):
         return CudaModule(
             module, function, binary.entry, binary.threads, binary.shared_bytes, binary.layout,
             waits=binary.waits, limit=blocks * self.capabilities.executors, overlap=binary.overlap,
+            tells=binary.tells,
         )  # fmt: skip
 
     def _check_arch(self, binary: CudaBinary) -> None:

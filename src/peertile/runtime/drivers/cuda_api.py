@@ -63,19 +63,24 @@ class PointerKind(Enum):
 
 
 class LaunchConfig:
-    """A CUlaunchConfig for a stream, with the one attribute that lets a launch overlap the end of the one in front."""
+    """A CUlaunchConfig for a stream, with the attribute that lets a launch overlap the end of the one in front, and
+    with the one of a cooperative launch where that is asked for."""
 
-    __slots__ = ("_attribute", "address", "words")
+    __slots__ = ("_attributes", "address", "words")
 
     _OVERLAP: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    _COOPERATIVE: Final = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    _WORDS: Final = 18  # of an attribute: id, padding, 64 bytes of value
 
-    def __init__(self, stream: int) -> None:
-        self._attribute = (ctypes.c_uint32 * 18)(self._OVERLAP, 0, 1)  # id, padding, 64 bytes of value
+    def __init__(self, stream: int, cooperative: bool = False) -> None:
+        self._attributes = (ctypes.c_uint32 * (2 * self._WORDS))(self._OVERLAP, 0, 1)
+        if cooperative:
+            self._attributes[self._WORDS], self._attributes[self._WORDS + 2] = self._COOPERATIVE, 1
         self.words = (ctypes.c_uint32 * 14)(1, 1, 1, 1, 1, 1, 0, 0)  # grid, block, shared memory, padding
         self.address = ctypes.addressof(self.words)
         pointers = (ctypes.c_uint64 * 2).from_address(self.address + 32)
-        pointers[0], pointers[1] = stream, ctypes.addressof(self._attribute)
-        self.words[12] = 1
+        pointers[0], pointers[1] = stream, ctypes.addressof(self._attributes)
+        self.words[12] = 1 + cooperative
 
 
 class CudaApi:
@@ -504,7 +509,7 @@ class CudaApi:
         `overlap` the kernel may start before the one in front of it has ended: it waits for that itself."""
         d = self._d
         if overlap:
-            config = LaunchConfig(int(stream))
+            config = LaunchConfig(int(stream), cooperative)
             config.words[0], config.words[3], config.words[6] = blocks, threads, shared_bytes
             arguments = (ctypes.c_void_p(x) for x in (config.address, int(function), params, 0))
             result: Any = (d.CUresult(self._library.cuLaunchKernelEx(*arguments)),)

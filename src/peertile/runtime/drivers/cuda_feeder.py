@@ -1,8 +1,8 @@
 """The feeder of a cuda device: a thread that makes launches while the thread that submits them prepares the next ones.
 
-It has native code do it (`cuda_native_feeding.py`), without the interpreter lock, and sleeps unless launches follow
-each other closely: a single launch is made by its caller, who would wait for the feeder's waking longer than for the
-launch.
+It has native code do it (`cuda_native_feeding.py`), to the end without the interpreter lock, for which it would wait
+too long beside a busy thread, and sleeps unless launches follow each other closely: a single launch is made by its
+caller, who would wait for the feeder's waking longer than for the launch.
 It decides nothing, and nothing is lost when it sleeps: what is posted is made by whoever next looks at the stream.
 
     ASLEEP ──wake──> serving ──nothing posted for a while──> ASLEEP ──stop──> ended
@@ -20,7 +20,7 @@ from peertile.runtime.drivers.cuda_native_feeding import RING_SLOTS, SLOT_BYTES,
 
 __all__ = ["AFTER", "NEVER", "Feeder", "Ring"]
 
-LEAST_CORES: Final = 1 << 30
+LEAST_CORES: Final = 4
 """On fewer processors the feeder would take the time of the thread that it serves."""
 MOST_LANES: Final = 64
 AFTER: Final = 4
@@ -51,8 +51,6 @@ class Feeder:
         self.address = ctypes.addressof(self._memory)
         self._lanes: list[object] = []  # memory that the thread may look at, also of streams that ended
         self._lock = threading.Lock()  # protects the lanes and the start
-        self._due = threading.Semaphore(0)
-        self._waking = False
         self._thread: threading.Thread | None = None
         self.serves = (os.cpu_count() or 1) >= LEAST_CORES
         """Whether it makes launches on this host."""
@@ -70,28 +68,22 @@ class Feeder:
 
     def wake(self) -> None:
         """Launches come closely: make them from here on."""
-        if self._waking or self.words[Feeding.AWAKE] or self.words[Feeding.STOP]:
+        if self.words[Feeding.AWAKE] or self.words[Feeding.STOP]:
             return
-        self._waking = True
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=f"peertile-{self._name}-feeder", daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._native.serve, args=(self.address,), name=f"peertile-{self._name}-feeder",
+                        daemon=True,
+                    )  # fmt: skip
                     self._thread.start()
-        self._due.release()
-
-    def _run(self) -> None:
-        while True:
-            self._due.acquire()
-            if self.words[Feeding.STOP]:
-                return
-            self._waking = False
-            self._native.serve(self.address)
+        self._native.call_feeder(self.address)
 
     def stop(self) -> None:
         """End the thread; nothing is posted any more."""
         self.words[Feeding.STOP] = 1
-        self._due.release()
+        self._native.call_feeder(self.address)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)

@@ -9,11 +9,12 @@ A node that faults does not stop the nodes behind it: see `cuda_stream.py`. Host
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from peertile.runtime.driver import FaultRecord, GraphExecHandle, GraphHandle
 from peertile.runtime.drivers.cuda_launches import LAUNCH_BYTES, Block, Slot
-from peertile.runtime.drivers.cuda_ops import node_of
+from peertile.runtime.drivers.cuda_ops import Launch, node_of
 from peertile.runtime.drivers.cuda_stream import HostWork, Op, Params, Printer, Target
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class CudaGraphExec(GraphExecHandle, Target):
         try:
             if self.may_block:  # barriers count in launch words; each replay starts from zero
                 self.api.fill(self.block.words, 0, 4, max(len(nodes), 1) * LAUNCH_BYTES // 4, cu)
-            for op in nodes:
+            for op, follower in zip_longest(nodes, nodes[1:]):
+                self.lets_in = isinstance(op, Launch) and follower is not None and op.lets_in(follower)
                 self.nodes.append((op, op.issue(self)))
         finally:
             graph = self.api.end_capture(cu)

@@ -96,8 +96,8 @@ class CudaLaunch(PreparedLaunch):
             Plan.GRID1: n1, Plan.GRID2: n2, Plan.ABORT: abort, Plan.TIMEOUT: timeout_ns,
             # One program is resident as soon as it runs.
             Plan.COOPERATIVE: int((waits or options.cooperative) and programs > 1),
-            Plan.OVERLAP: int(module.overlap), Plan.SCRATCH_BYTES: module.scratch * programs,
-            Plan.N_CHECKS: len(checks) // 2,
+            Plan.OVERLAP: int(module.overlap and not waits), Plan.TELLS: int(module.tells),
+            Plan.N_CHECKS: len(checks) // 2, Plan.SCRATCH_BYTES: module.scratch * programs,
         }  # fmt: skip
         for index, value in values.items():
             words[index] = value

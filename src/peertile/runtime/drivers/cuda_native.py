@@ -24,10 +24,12 @@ from peertile.backends.cpu import jit
 from peertile.runtime.drivers.cpu_native_python import builtin
 from peertile.runtime.drivers.cuda_native_feeding import feeding_text
 
-__all__ = ["CLOSELY", "FAILED", "LONG_WAY", "Lane", "Native", "Plan", "native"]
+__all__ = ["CLOSELY", "FAILED", "LONG_WAY", "TELLING", "Lane", "Native", "Plan", "native"]
 
 NEAR_TICKS: Final = 150_000
 """Two launches in fewer ticks than this (some 60 us) follow each other closely."""
+TELLING: Final = 64
+"""Launches under way that tell when they begin; beyond, markers are written for them."""
 CLOSELY: Final = 1 << 60
 """Added to the number of a launch where the feeder is wanted for those to come."""
 LONG_WAY: Final = 0
@@ -75,7 +77,12 @@ class Lane(IntEnum):
     LAST = 33  # when the last launch was made, in ticks of the processor
     STREAK = 34  # launches that came shortly after the one in front
     CLOSELY = 35  # from which streak on the feeder is wanted
-    COUNT = 36
+    # Launches that tell when they begin: pairs (address of the word, number of the operation that has ended by then).
+    TOLD = 36  # address of the pairs
+    TELLING = 37  # how many were noted
+    TOLD_DONE = 38  # how many of them are over
+    SEEN = 39  # number of the last operation that is known to have run by them
+    COUNT = 40
 
 
 class Plan(IntEnum):
@@ -95,8 +102,9 @@ class Plan(IntEnum):
     COOPERATIVE = 11
     SCRATCH_BYTES = 12
     OVERLAP = 13
-    N_CHECKS = 14
-    CHECKS = 15
+    TELLS = 14
+    N_CHECKS = 15
+    CHECKS = 16
 
 
 def _word(name: str, base: str, index: int) -> str:
@@ -238,6 +246,7 @@ entry:
             cooperative=Plan.COOPERATIVE,
             need=Plan.SCRATCH_BYTES,
             overlap=Plan.OVERLAP,
+            tells=Plan.TELLS,
             nchecks=Plan.N_CHECKS,
         )
     }
@@ -276,12 +285,24 @@ checked:
   %k.next = add i64 %k, 1
   br label %check
 before:
-  ; A marker before what may block, so that a wait for an earlier operation never waits for it.
+  ; A marker before what may block, so that a wait for an earlier operation never waits for it; or it tells itself
+  ; when it begins, which takes the GPU no time.
   %marked.p = getelementptr i64, ptr %lane, i64 {int(Lane.MARKED)}
   %marked = load i64, ptr %marked.p
   %behind = icmp slt i64 %marked, %issued
   %may.block = icmp ne i64 %waits, 0
-  %mark.first = and i1 %behind, %may.block
+  %blocking = and i1 %behind, %may.block
+  %telling.p = getelementptr i64, ptr %lane, i64 {int(Lane.TELLING)}
+  %telling = load i64, ptr %telling.p
+  %told.done.p = getelementptr i64, ptr %lane, i64 {int(Lane.TOLD_DONE)}
+  %told.done = load atomic i64, ptr %told.done.p acquire, align 8
+  %telling.now = sub i64 %telling, %told.done
+  %has.room = icmp slt i64 %telling.now, {TELLING}
+  %can.tell = icmp ne i64 %tells, 0
+  %tell.it = and i1 %can.tell, %has.room
+  %tell = and i1 %blocking, %tell.it
+  %no.tell = xor i1 %tell, true
+  %mark.first = and i1 %blocking, %no.tell
   br i1 %mark.first, label %first, label %fill
 first:
   %first.rc = call i32 @mark(ptr %lane)
@@ -289,7 +310,10 @@ first:
   br i1 %first.bad, label %failed, label %fill
 fill:
   %fault.offset = mul i64 %used, 128
-  %fault = add i64 %faults, %fault.offset
+  %record = add i64 %faults, %fault.offset
+  ; The lowest bit asks the kernel to tell: see `begun` in backends/cuda/ptx.py.
+  %tell.bit = zext i1 %tell to i64
+  %fault = or i64 %record, %tell.bit
   %launch.offset = mul i64 %used, 64
   %launch = add i64 %blockwords, %launch.offset
   %half = mul i64 %turn, %have
@@ -338,6 +362,21 @@ launched:
   %refused = icmp ne i32 %rc, 0
   br i1 %refused, label %failed, label %count
 count:
+  br i1 %tell, label %note, label %counted
+note:
+  %pair = and i64 %telling, {TELLING - 1}
+  %pair.offset = mul i64 %pair, 16
+{_word("%told", "%lane", Lane.TOLD)}
+  %pair.at = add i64 %told, %pair.offset
+  %pair.p = inttoptr i64 %pair.at to ptr
+  %begun = add i64 %record, 64
+  store i64 %begun, ptr %pair.p
+  %pair.number = getelementptr i64, ptr %pair.p, i64 1
+  store i64 %issued, ptr %pair.number
+  %telling.next = add i64 %telling, 1
+  store atomic i64 %telling.next, ptr %telling.p release, align 8
+  br label %counted
+counted:
   %used.next = add i64 %used, 1
   store i64 %used.next, ptr %used.p
   %sequence = add i64 %issued, 1
@@ -409,6 +448,50 @@ define internal i64 @now() {{
   ret i64 %sum
 }}
 
+; The number of the last operation that is known to have run. With the interpreter lock, hence by one at a time.
+define i64 @cuda_seen(ptr %lane) {{
+entry:
+{_words("%lane", word=Lane.WORD, told=Lane.TOLD)}
+  %word.ptr = inttoptr i64 %word to ptr
+  %marked = load atomic i64, ptr %word.ptr acquire, align 8
+  %telling.p = getelementptr i64, ptr %lane, i64 {int(Lane.TELLING)}
+  %telling = load atomic i64, ptr %telling.p acquire, align 8
+  %done.p = getelementptr i64, ptr %lane, i64 {int(Lane.TOLD_DONE)}
+  %seen.p = getelementptr i64, ptr %lane, i64 {int(Lane.SEEN)}
+  br label %next
+next:
+  %done = load i64, ptr %done.p
+  %seen = load i64, ptr %seen.p
+  %more = icmp slt i64 %done, %telling
+  br i1 %more, label %one, label %end
+one:
+  %pair = and i64 %done, {TELLING - 1}
+  %offset = mul i64 %pair, 16
+  %pair.at = add i64 %told, %offset
+  %pair.p = inttoptr i64 %pair.at to ptr
+  %begun.i = load i64, ptr %pair.p
+  %number.p = getelementptr i64, ptr %pair.p, i64 1
+  %number = load i64, ptr %number.p
+  %old = icmp sge i64 %marked, %number
+  br i1 %old, label %over, label %look
+look:
+  %begun.p = inttoptr i64 %begun.i to ptr
+  %begun = load atomic i64, ptr %begun.p acquire, align 8
+  %has.begun = icmp ne i64 %begun, 0
+  br i1 %has.begun, label %note, label %end
+note:
+  store i64 %number, ptr %seen.p
+  br label %over
+over:
+  %done.next = add i64 %done, 1
+  store atomic i64 %done.next, ptr %done.p release, align 8
+  br label %next
+end:
+  %further = icmp sgt i64 %marked, %seen
+  %known = select i1 %further, i64 %marked, i64 %seen
+  ret i64 %known
+}}
+
 ; Whether the stream has passed `sequence`, after at most `ns`.
 define i64 @cuda_spin(ptr %lane, i64 %sequence, i64 %ns) {{
 entry:
@@ -451,12 +534,13 @@ done:
 """
 
 
-_ENTRIES: Final = {
+_ENTRIES: Final[dict[str, tuple[str, str | None]]] = {
     "cuda_enqueue": ("ppbi", "cuda_post"),
     "cuda_run": ("ppbi", None),
     "cuda_spin": ("pii", None),
     "cuda_feed": ("p", None),
     "cuda_serve": ("p", None),
+    "cuda_call_feeder": ("p", None),
 }
 """Functions that Python calls without the interpreter lock, with their arguments: an address, a bytes object (its
 address and its length), an integer; and what is tried first with the lock, all but the last argument: not 0 is its
@@ -522,6 +606,16 @@ without:
 """
     most = _MOST_OF_A_CHAIN
     return f"""{text}
+; (lane): as cuda_seen.
+define ptr @python_cuda_seen(ptr %self, ptr %args, i64 %count) {{
+  %lane.o = load ptr, ptr %args
+  %lane.i = call i64 @PyLong_AsLongLong(ptr %lane.o)
+  %lane = inttoptr i64 %lane.i to ptr
+  %answer = call i64 @cuda_seen(ptr %lane)
+  %object = call ptr @PyLong_FromLongLong(i64 %answer)
+  ret ptr %object
+}}
+
 ; (lane, [address of a plan], [argument block], awaited): as cuda_chain, of the first {most} launches of the lists.
 define ptr @python_cuda_chain(ptr %self, ptr %args, i64 %count) {{
 entry:
@@ -626,7 +720,11 @@ class Native:
         self.feed: Callable[[int], int] = builtin("cuda_feed", symbols["python_cuda_feed"])
         """(lane): make what was posted; 0, or 1 if the NVIDIA driver refused one."""
         self.serve: Callable[[int], int] = builtin("cuda_serve", symbols["python_cuda_serve"])
-        """(words of a feeder): make what is posted on any of its lanes, until nothing was for a while."""
+        """(words of a feeder): make what is posted on any of its lanes whenever it is called, until it is stopped."""
+        self.seen: Callable[[int], int] = builtin("cuda_seen", symbols["python_cuda_seen"])
+        """(lane): the number of the last operation that is known to have run."""
+        self.call_feeder: Callable[[int], int] = builtin("cuda_call_feeder", symbols["python_cuda_call_feeder"])
+        """(words of a feeder): wake it."""
 
 
 _lock: Final = threading.Lock()
@@ -637,7 +735,7 @@ def native() -> Native:
     """The functions; compiled at the first call of a process (some milliseconds)."""
     with _lock:
         if not _made:
-            names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain")]
+            names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain", "cuda_seen")]
             text = _text() + feeding_text(Lane, Plan, CLOSELY) + _doors()
             _made.append(Native(jit.load_object(jit.compile_text(text, level=2), names)))
         return _made[0]

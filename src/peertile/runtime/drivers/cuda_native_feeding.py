@@ -28,6 +28,8 @@ _PAUSE: Final = {
 }
 LINGER_NS: Final = 200_000
 """The feeder goes to sleep when nothing was posted for so long: waking it costs the poster a system call."""
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98}
+_WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 
 
 class Feeding(IntEnum):
@@ -36,7 +38,8 @@ class Feeding(IntEnum):
     AWAKE = 0
     STOP = 1
     COUNT = 2
-    LANES = 3
+    CALLS = 3  # how often it was called awake; it sleeps on the low half of this word
+    LANES = 4
 
 
 def feeding_text(lane: Any, plan: Any, closely: int) -> str:
@@ -50,6 +53,7 @@ def feeding_text(lane: Any, plan: Any, closely: int) -> str:
         return f"{at(name + '.p', base, index)}  %{name} = load i64, ptr %{name}.p\n"
 
     pause, declared = _PAUSE.get(host_arch(), ("", ""))
+    futex = _FUTEX.get(host_arch(), 202)
     return f"""
 {declared}
 ; Whether nothing is posted any more that was not made, after making it; not if one was refused.
@@ -238,11 +242,37 @@ end:
   ret i1 %found
 }}
 
+declare i64 @syscall(i64, ...)
+
+; Wake the feeder, if it sleeps.
+define i64 @cuda_call_feeder(ptr %feeder) {{
+{at("calls.p", "feeder", Feeding.CALLS)}
+  %before = atomicrmw add ptr %calls.p, i64 1 seq_cst
+  %rc = call i64 (i64, ...) @syscall(i64 {futex}, ptr %calls.p, i64 {_WAKE_PRIVATE}, i64 1, i64 0, i64 0, i64 0)
+  ret i64 0
+}}
+
+; Until it is stopped.
 define i64 @cuda_serve(ptr %feeder) {{
 entry:
-{at("stop.p", "feeder", Feeding.STOP)}
-  br label %wake
+{at("stop.p", "feeder", Feeding.STOP)}{at("calls.p", "feeder", Feeding.CALLS)}
+  br label %rest
+rest:
+  %served = phi i64 [0, %entry], [%served.now, %slept], [%served, %rested]
+  %calls = load atomic i64, ptr %calls.p seq_cst, align 8
+  %called = icmp ne i64 %calls, %served
+  %stop.now = load atomic i64, ptr %stop.p seq_cst, align 8
+  %no.stop = icmp eq i64 %stop.now, 0
+  br i1 %no.stop, label %due, label %done
+due:
+  br i1 %called, label %wake, label %rested
+rested:
+  %low = trunc i64 %calls to i32
+  %slept.rc = call i64 (i64, ...) @syscall(i64 {futex}, ptr %calls.p, i64 {_WAIT_PRIVATE}, i32 %low, i64 0, i64 0,
+                                           i64 0)
+  br label %rest
 wake:
+  %served.now = phi i64 [%calls, %due], [%served.now, %sleep]
   store atomic i64 1, ptr %feeder seq_cst, align 8
   %begin = call i64 @now()
   br label %look
@@ -274,7 +304,9 @@ sleep:
   %late = call i1 @round(ptr %feeder)
   %go.on = xor i1 %ended, true
   %again = and i1 %late, %go.on
-  br i1 %again, label %wake, label %done
+  br i1 %again, label %wake, label %slept
+slept:
+  br label %rest
 done:
   ret i64 0
 }}

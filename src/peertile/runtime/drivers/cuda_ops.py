@@ -41,6 +41,8 @@ __all__ = [
 
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
 MAX_NS: Final = 1 << 61  # as good as for ever, and no sum with the clock overflows
+LETS_IN: Final = 2  # in the address of a fault record: see `ptx.follow_waiting`
+ROOM: Final = 4
 
 
 def low_bits(value: int, width: int) -> int:
@@ -389,13 +391,13 @@ class CudaModule(ModuleHandle):
     """A loaded kernel and the facts of its launches."""
 
     __slots__ = (
-        "function", "layout", "limit", "module", "n_bytes", "name", "overlap", "scratch", "shared", "threads",
-        "waits",
+        "function", "layout", "limit", "module", "n_bytes", "name", "overlap", "scratch", "shared", "tells",
+        "threads", "waits",
     )  # fmt: skip
 
     def __init__(
         self, module: Any, function: Any, name: str, threads: int, shared: int, layout: LaunchLayout, *,
-        waits: bool, limit: int, overlap: bool = False,
+        waits: bool, limit: int, overlap: bool = False, tells: bool = False,
     ) -> None:  # fmt: skip
         self.module = module
         self.function = function
@@ -408,6 +410,7 @@ class CudaModule(ModuleHandle):
         self.waits = waits
         self.limit = limit
         self.overlap = overlap
+        self.tells = tells
 
 
 class Launch(Op):
@@ -444,13 +447,14 @@ class Launch(Op):
             n = module.n_bytes
             params.data[:n] = self.args[:n]
             HIDDEN.pack_into(
-                params.data, n, *self.grid, self.abort, slot.fault_address, min(options.wait_timeout_ns, MAX_NS),
+                params.data, n, *self.grid, self.abort, slot.fault_address | (LETS_IN if target.lets_in else 0),
+                min(options.wait_timeout_ns, MAX_NS),
                 slot.words_address, 0 if printer is None else printer.address,
                 target.scratch(module.scratch * self.programs) if module.scratch else 0, 0,
             )  # fmt: skip
             target.api.launch(
                 module.function, self.programs, module.threads, module.shared, target.cu, params.address,
-                self.cooperative, module.overlap and not self.cooperative,
+                self.cooperative, module.overlap and (target.in_graph or not module.waits),
             )  # fmt: skip
         except BaseException:
             slot.block.live -= 1
@@ -461,6 +465,13 @@ class Launch(Op):
             assert sink is not None
             work = target.host(lambda: buffer.drain(sink))
         return slot, work
+
+    def lets_in(self, follower: Op) -> bool:
+        """Whether the next launch may begin while this one waits for peers: both are so small that there is room for as
+        much again, since what is resident early takes places that other streams' programs may need for these to end."""
+        return self.module.waits and isinstance(follower, Launch) and follower.module.overlap and all(
+            ROOM * launch.programs <= launch.module.limit for launch in (self, follower)
+        )
 
     def failed(self, issued: Any) -> bool:
         slot, work = issued

@@ -3,7 +3,9 @@
 Completion. A pinned word of the stream holds the number of the last operation known to have run: *markers* (stream
 value writes) store it. A marker follows every operation but kernel launches, whose next marker comes with the next
 other operation, with the 32nd launch, before anything that may block, or when somebody asks. So a chain of launches
-costs one marker for 32, and a wait for a launch never waits for an operation behind it that may block.
+costs one marker for 32, and a wait for a launch never waits for an operation behind it that may block. Kernels that may
+block and *tell* when they begin (all that are compiled from the language) need no marker in front of them: between two
+of them it would take the GPU about as long as a small one of them.
 
 Launches without output are made by native code (`cuda_native.py`), which shares the words of the stream's *lane*, and
 are kept track of in runs, not one by one.
@@ -49,7 +51,7 @@ from peertile.runtime.drivers.cuda_launches import (
     Slot,
 )
 from peertile.runtime.drivers.cuda_memory import words_at
-from peertile.runtime.drivers.cuda_native import CLOSELY, FAILED, LONG_WAY, Lane
+from peertile.runtime.drivers.cuda_native import CLOSELY, FAILED, LONG_WAY, TELLING, Lane
 from peertile.runtime.drivers.cuda_native_feeding import Feeding
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ DEPTH: Final = 256
 MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
 _ISSUED, _MARKED, _USED, _POSTED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED), int(Lane.POSTED)
+_TELLING, _TOLD_DONE = int(Lane.TELLING), int(Lane.TOLD_DONE)
 LOOK_MASK: Final = MARK_EVERY - 1
 """Launches take note of what has run when their number has none of these bits: as often as markers come."""
 HIDDEN: Final = struct.Struct("<10Q")
@@ -208,6 +211,8 @@ class Target(ABC):
     cu: Any
     params: Params
     in_graph: bool
+    lets_in = False
+    """Whether a kernel that waits may let the next launch begin meanwhile."""
 
     @abstractmethod
     def slot(self) -> Slot: ...
@@ -265,13 +270,14 @@ class CudaStream(StreamHandle, Target):
         self.word = words_at(self.word_address, 8)
         self.word[0] = 0
         self.params = Params()
-        self.lane_memory = (ctypes.c_int64 * Lane.COUNT)()
+        self.lane_memory = (ctypes.c_int64 * (Lane.COUNT + 2 * TELLING))()
         self.lane = memoryview(self.lane_memory).cast("B").cast("q")
         self.lane_address = ctypes.addressof(self.lane_memory)
         values = {
             Lane.STREAM: int(self.cu), Lane.CONTEXT: device.context_number, Lane.WORD: self.word_address,
             Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: 0,
-            Lane.MARK_EVERY: MARK_EVERY, Lane.CLOSELY: AFTER if device.feeder.serves else NEVER,
+            Lane.TOLD: self.lane_address + 8 * Lane.COUNT, Lane.MARK_EVERY: MARK_EVERY,
+            Lane.CLOSELY: AFTER if device.feeder.serves else NEVER,
         }  # fmt: skip
         *entries, values[Lane.LAUNCH_EX] = self.api.entries()
         values |= {Lane(Lane.LAUNCH_KERNEL + k): address for k, address in enumerate(entries)}
@@ -548,6 +554,7 @@ class CudaStream(StreamHandle, Target):
                 self.blocks.append(block)
             if self.blocks and self.blocks[0].live == 0:
                 block = self.blocks.popleft()
+                ctypes.memset(block.address, 0, BLOCK_SLOTS * FAULT_WORDS * 8)  # launches told here that they began
             else:
                 block = Block(self.device)
             lane[Lane.FAULTS], lane[Lane.WORDS], lane[_USED] = block.address, block.words, 0
@@ -624,7 +631,8 @@ class CudaStream(StreamHandle, Target):
 
     def look(self) -> None:
         """Take note of what has run."""
-        seen = self.word[0]
+        lane = self.lane
+        seen = self.word[0] if lane[_TELLING] == lane[_TOLD_DONE] else self.device.native.seen(self.lane_address)
         if seen > self.settled:
             self.settle(seen)
 
