@@ -35,6 +35,7 @@ def test_every_collective_is_among_those_that_are_interrupted():
 
 @pytest.mark.slow
 @pytest.mark.any_device
+@pytest.mark.native_only
 @pytest.mark.gpus("world")
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.cuda2), 3])

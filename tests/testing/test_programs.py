@@ -9,9 +9,9 @@ from peertile.ir import ops
 from peertile.ir.core import walk
 from peertile.ir.text import parse_kernel, print_kernel
 from peertile.ir.verify import verify
-from peertile.meaning import PerRank, Schedule, run_grid
+from peertile.meaning import Schedule, run_grid
 from peertile.passes.pipeline import run_pipeline
-from peertile.testing.programs import RandomKernel, differences, random_kernel
+from peertile.testing.programs import RandomKernel, arrays_of, differences, random_kernel
 
 
 def run(program: RandomKernel, kernel, **options) -> list:
@@ -26,13 +26,13 @@ def check(seed: int) -> None:
     text = print_kernel(program.kernel)
     assert print_kernel(parse_kernel(text)) == text
     # What the meaning does not know is expanded first, where there is any.
-    plain = not any(isinstance(op, ops.EXPANDED) for op in walk(program.kernel.body))
+    plain = not any(isinstance(op, (*ops.EXPANDED, *ops.MULTICAST)) for op in walk(program.kernel.body))
     expected = run(program, program.kernel if plain else run_pipeline(parse_kernel(text)))
     found = run(program, run_pipeline(parse_kernel(text)), schedule=Schedule.RANDOM, seed=seed)
     exact = program._replace(tolerance=dict.fromkeys(program.tolerance, 0.0))
     assert differences(exact, found, expected) == []
     for k in program.tolerance:
-        for array in expected[k] if isinstance(expected[k], PerRank) else [expected[k]]:
+        for array in arrays_of(expected[k]):
             assert np.isfinite(array.astype(np.float64)).all()
 
 

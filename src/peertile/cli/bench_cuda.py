@@ -25,6 +25,7 @@ from peertile.ir.ops import Precision
 from peertile.library.products import matmul
 from peertile.runtime.capture import capture
 from peertile.runtime.op import DeviceOp
+from peertile.runtime.op import zip as zip_ops
 from peertile.runtime.registry import current_device
 from peertile.runtime.stream import Event, Stream
 from peertile.runtime.tensor import Tensor
@@ -46,14 +47,15 @@ def _torch() -> Any:
 
 
 class _Bench:
-    """One stream of ours, and the default one of torch."""
+    """One stream of ours, and the default one of torch, unless there is no other side (`alone`): torch in the process
+    makes Python itself slower, which is most of what a launch costs."""
 
-    def __init__(self) -> None:
-        self.torch = _torch()
+    def __init__(self, *, alone: bool = False) -> None:
+        self.torch: Any = None if alone else _torch()
         self.device = current_device()
         self.stream: Stream = self.device.stream("bench")
         self.marks = Event(self.device), Event(self.device)
-        self.theirs = [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.theirs = [] if alone else [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def tensor(self, x: Any) -> Tensor:
         """The same memory as a tensor of ours; fp8 travels as bytes, which is what DLPack has for it."""
@@ -317,8 +319,9 @@ def _host_us(call: Callable[[], Any], count: int, end: Callable[[], Any]) -> flo
 
 
 def launch() -> list[Figure]:
-    """Host time of a small kernel: lazily built and submitted, in a chain, awaited, synchronised."""
-    b = _Bench()
+    """Host time of a small kernel, building included: submitted, in a chain (`then`, and `zip`, which one compiled loop
+    submits), awaited, synchronised."""
+    b = _Bench(alone=True)
     x, z = zeros(256, f32), zeros(256, f32)
     part = z.partition(256)
 
@@ -333,6 +336,9 @@ def launch() -> list[Figure]:
             whole = whole.then(lambda *_: op())
         whole.submit(b.stream)
 
+    def together() -> None:
+        zip_ops(*[op() for _ in range(50)]).submit(b.stream)
+
     async def awaited() -> float:
         times = []
         for _ in range(300):
@@ -345,6 +351,7 @@ def launch() -> list[Figure]:
     return [
         Figure("launch.submit", _host_us(lambda: op().submit(b.stream), 100, b.stream.sync), "us", ROUNDS, limit=9.0),
         Figure("launch.chain_of_50", _host_us(chain, 2, b.stream.sync) / 50, "us", ROUNDS, limit=5.0),
+        Figure("launch.zip_of_50", _host_us(together, 2, b.stream.sync) / 50, "us", ROUNDS, limit=5.0),
         Figure("launch.sync", sync, "us", ROUNDS),
         Figure("launch.await", asyncio.run(awaited()), "us", 300, limit=1.2 * sync),
     ]
@@ -352,7 +359,7 @@ def launch() -> list[Figure]:
 
 def graph() -> list[Figure]:
     """Replay of 500 small kernels, by events."""
-    b = _Bench()
+    b = _Bench(alone=True)
     x, z = zeros(256, f32), zeros(256, f32)
     part, count = z.partition(256), 500
     k.vector_add(part, x, x).sync_on(b.stream)

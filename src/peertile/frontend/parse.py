@@ -43,8 +43,8 @@ class ParsedFunction:
 
 
 _parsing = threading.Lock()
-"""Python up to 3.12 counts the depth of what it parses for all threads together, and two at once confuse it: SystemError,
-"AST constructor recursion depth mismatch"."""
+"""Python 3.11 counts the depth of what it parses for all threads together, and two at once confuse it: SystemError,
+`AST constructor recursion depth mismatch`."""
 
 
 @lru_cache(maxsize=64)

@@ -16,8 +16,7 @@ replayed graph go on where the last one ended. How a slot is reused, the invaria
 handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
 t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
-grids and counts are equal. Filled places are emptied as a turn is taken; who writes them again has taken the turn three
-later, and a fence, or the end of the launch, lies between the emptying and what was sent in that turn.
+grids and counts are equal. Filled places are emptied as a turn is taken, which every second turn a signal says: see `say_emptied`.
 
 Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
 a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken
@@ -295,10 +294,21 @@ def meet(calls: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile, N: int) 
             told(calls, p, e, r, sign)
 
 
+def say_emptied(emptied: T.Signal, e: T.Tile) -> None:
+    """After every second turn, odd `e`: this rank's places are empty; and those of all others were, two turns ago.
+
+    Turn e + 1 and the next are sent into places of the turns e - 3 and e - 2, which were emptied before that was said.
+    What is waited for was sent two turns before, so nobody waits for a flight."""
+    if e & 1 == 1:
+        if e > 1:
+            emptied.wait()
+        emptied.notify()
+
+
 @kernel
 def filled_once(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """x folded over the ranks, a tile for each program. `out` and `x` as u64; `rows`: of a program in `words`.
 
@@ -313,12 +323,13 @@ def filled_once(
     turn.store(T.reshape(e + 1, (1,)))
     out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
     meet(calls, p, e, me, sign, N)
+    say_emptied(emptied, e)
 
 
 @kernel
 def filled_once_in_place(
-    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_once, of `out` itself."""
     p = T.program_id(0)
@@ -331,12 +342,13 @@ def filled_once_in_place(
     turn.store(T.reshape(e + 1, (1,)))
     out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
     meet(calls, p, e, me, sign, N)
+    say_emptied(emptied, e)
 
 
 @kernel
 def filled_all_reduce(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_once, several tiles to a program, the next of them read while the last one travels."""
     p, P = T.program_id(0), T.num_programs(0)
@@ -360,16 +372,15 @@ def filled_all_reduce(
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
             meet(calls, p, first, me, sign, N)
+        say_emptied(emptied, e)
         e += 1
-        if e & 1 == 0:
-            T.sync_system()
     turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def filled_all_reduce_in_place(
-    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.i64, me: T.i64, sign: T.i64,
-    N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_all_reduce, of `out` itself."""
     p = T.program_id(0)
@@ -386,9 +397,8 @@ def filled_all_reduce_in_place(
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
             meet(calls, p, first, me, sign, N)
+        say_emptied(emptied, e)
         e += 1
-        if e & 1 == 0:
-            T.sync_system()
     turn.store(T.reshape(e, (1,)))
 
 

@@ -9,6 +9,7 @@ products of matrices. What jumps (comparisons, floor, float to integer) takes fi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -44,7 +45,7 @@ from peertile.testing.program_memory import CELLS, OWN_ROWS, POINTED, POINTED_DT
 from peertile.testing.program_multicast import MULTICAST_DTYPES, Multicasts, rows_of_multicast
 from peertile.testing.program_values import INTS, LIMIT, MATH, V
 
-__all__ = ["RandomKernel", "differences", "random_kernel"]
+__all__ = ["RandomKernel", "arrays_of", "differences", "random_kernel"]
 
 
 _FORMS: Final = {
@@ -77,7 +78,7 @@ def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[
         t = program.kernel.params[k].type
         assert isinstance(t, ViewType | PointerType | SymmetricType | MulticastType)
         name = program.kernel.param_names[k]
-        for rank, (one, other) in enumerate(zip(_each(found[k]), _each(expected[k]), strict=True)):
+        for rank, (one, other) in enumerate(zip(arrays_of(found[k]), arrays_of(expected[k]), strict=True)):
             a, b = np.asarray(one), np.asarray(other)
             if t.dtype.is_float:
                 a, b = a.astype(np.float64), b.astype(np.float64)
@@ -92,7 +93,7 @@ def differences(program: RandomKernel, found: Sequence[Any], expected: Sequence[
     return texts
 
 
-def _each(x: Any) -> Sequence[Any]:
+def arrays_of(x: Any) -> Sequence[Any]:
     """The arrays of an argument, of each rank."""
     if isinstance(x, dict):
         x = x["data"]
@@ -188,7 +189,8 @@ class _Maker(Multicasts):
             self.param("signal", SignalType(), lambda g: new_signal(ranks, grid))
             self.param("counter", CounterType(), lambda g: new_counter(ranks, grid))
             self.param("barrier", BarrierType(), lambda g: new_barrier(ranks, grid))
-        if "ranks" in self.forms and r.random() < _MULTICAST:
+        # Of its own: whether there is one changes nothing about kernels without.
+        if "ranks" in self.forms and random.Random(f"multicast {self.seed}").random() < _MULTICAST:
             d = r.choice(MULTICAST_DTYPES)
             make = self.array(d, (grid * rows_of_multicast(ranks), LINE))
             parts = (lambda g: PerRank([make(g) for _ in range(ranks)])) if ranks > 1 else make

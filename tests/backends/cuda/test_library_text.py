@@ -1,0 +1,61 @@
+"""What details of the library's kernels become in Triton source: exponentials, folds that keep their axis, warps."""
+
+import pytest
+
+import peertile as pt
+import peertile.language as T
+from peertile.backends.cuda.emit import emit_kernel
+from peertile.frontend.build import build_kernel
+from peertile.language.annotations import Role
+from peertile.library import attention_kernels, layer_kernels
+from peertile.passes.pipeline import run_pipeline
+
+
+def emitted(kernel, *arguments, **consts):
+    """A kernel for arguments of this processor: types are what counts."""
+    _, bound = kernel.bind(arguments, consts, None)
+    names = [p.name for p in kernel.params if p.role is not Role.CONST]
+    types = {name: a.type for name, a in zip(names, bound.arguments, strict=True)}
+    return emit_kernel(run_pipeline(build_kernel(kernel.fn, types, bound.consts, name=kernel.name)))
+
+
+@pt.kernel
+def powers(z: T.Exclusive, x: T.Shared, LEAST: T.Const[float]):
+    z.store(T.exp2(T.maximum(x.load_like(z), LEAST)))
+
+
+@pytest.mark.parametrize(
+    ("least", "word"), [(-126.0, "_exp2_normal("), (0.0, "_exp2_normal("), (-127.0, "libdevice.exp2(")]
+)
+def test_powers_of_two_that_cannot_be_small_are_one_instruction(least, word):
+    x = pt.zeros((64,), pt.f32)
+    text = emitted(powers, x.partition(64), x, LEAST=least).source
+    body = text[text.index("def powers(") :]
+    assert word in body
+    assert ("ex2.approx.ftz.f32" in text) == word.startswith("_exp2_normal")
+
+
+def test_a_fold_that_keeps_its_axis_stays_where_it_is():
+    x = pt.zeros((8, 256), pt.f32)
+    text = emitted(layer_kernels.softmax, x.partition((4, None)), x).source
+    assert "[:, None]" in text
+    assert "tl.reshape" not in text[text.index("def softmax(") :]
+
+
+@pytest.mark.parametrize(("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 8), (1, 16384, 16)])
+def test_a_warp_folds_a_short_row_by_itself(rows, width, warps):
+    x = pt.zeros((8, width), pt.f32)
+    assert emitted(layer_kernels.softmax, x.partition((rows, None)), x).num_warps == warps
+
+
+@pytest.mark.parametrize(("rows", "keys", "warps"), [(128, 128, 8), (128, 64, 8), (64, 64, 4)])
+def test_products_of_one_trip_share_the_registers_of_enough_warps(rows, keys, warps):
+    q = pt.zeros((1, 2, 256, 128), pt.bf16)
+    made = emitted(
+        attention_kernels.attend, q.permute(2, 0, 1, 3).partition((rows, 1, 1, None)), q, q, q, q, 1.0, BK=keys,
+        CAUSAL=True, BOUNDED=False, NEGATED=False, STAGES=2,
+    )  # fmt: skip
+    assert made.num_warps == warps
+    # Blocks that every query sees all of need no exact small weights; those at the diagonal do.
+    assert made.source.count(" = _exp2_normal(") == 1
+    assert "libdevice.exp2(" in made.source
