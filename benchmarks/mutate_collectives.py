@@ -37,8 +37,9 @@ def lines(state: Path) -> dict[str, dict]:
 
 
 def judged(state: Path) -> list[dict]:
-    """The mutants of a state, without lines of another kind."""
-    return [line for line in lines(state).values() if "kernel" in line]
+    """The mutants of a state that there are as the kernels are now."""
+    now = {name for family in families() for name in mutants(family)}
+    return [line for name, line in lines(state).items() if name in now]
 
 
 @dataclass(frozen=True)

@@ -538,7 +538,7 @@ def checked(b: Bench) -> None:
             f"paged product{mark}": lambda: product(out.partition((128, 256)), own, w, blocks, BK=64),
             f"embedding{mark}": lambda: look(out.partition((8, 256)), own, ids),
             f"rope{mark}": lambda: turn(
-                turned.partition((1, 4, 16, None)), q, *tables, places, PAIRED=False, WHOLE=True),
+                turned.partition((1, 4, 16, 64)), q, *tables, places, PAIRED=False, WHOLE=True),
         }  # fmt: skip
 
     def one() -> Json:

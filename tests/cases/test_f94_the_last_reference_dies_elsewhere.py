@@ -13,6 +13,7 @@ import peertile as pt
 pytestmark = pytest.mark.any_device
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_bytes_in_use_return_when_another_thread_drops_the_last_reference():
     gc.collect()

@@ -186,6 +186,7 @@ def test_f85_an_update_comes_between_two_replays(group):
     while_it_runs(group, None)
 
 
+@pytest.mark.slow
 @silent(ranks=1)
 def test_f86_bytes_in_use_stay_flat_over_graphs_and_launches(group):
     stream, device = pt.current_device().stream("s"), pt.current_device()

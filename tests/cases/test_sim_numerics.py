@@ -34,6 +34,7 @@ def test_f103_negative_zero_arrives_and_is_kept(group):
     assert not got.any()
 
 
+@pytest.mark.slow
 @silent()
 def test_f104_zero_is_data_and_never_a_mark_of_what_is_missing(group):
     assert not reduced(group, [[0.0] * 3] * 2).any()

@@ -7,7 +7,9 @@ import pytest
 import peertile as pt
 import peertile.language as T
 from peertile.checker.check import check
+from peertile.checker.program import ProgramCase
 from peertile.sim.conditions import Conditions, Overlap
+from peertile.sim.explore import explore
 from peertile.sim.verdicts import VerdictKind
 from peertile.testing.check import assert_clean
 
@@ -324,3 +326,38 @@ def test_objects_of_8_gib_cost_nothing_until_they_are_touched() -> None:
         assert not z.numpy().any()
 
     assert_clean(main, 1, schedules=2)
+
+
+# ---------------------------------------------------------------- faults that the host hears of
+
+
+@pt.kernel
+def breaks(x: T.Peer, word: T.Peer):
+    p = T.program_id(0)
+    if p == 1:
+        T.st(word, T.i32(1), (0,), rank=word.rank, order=T.release)
+    if p == 0:
+        T.wait_ge(word, T.i32(1), (0,))
+        T.assert_(p == 1, "as it was asked to")
+    x.local.store((p,), T.full((4,), 1.0, T.f32))
+
+
+class _Heard(ProgramCase):
+    """Faults are told to the host, as a device does, and end no run."""
+
+    def _build(self, machine):
+        machine.ends_at_faults = False
+        super()._build(machine)
+
+
+def test_a_launch_with_a_fault_is_over_when_all_of_its_programs_are() -> None:
+    def main(group) -> None:
+        with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:
+            x, word = heap.zeros((16,), pt.f32), heap.zeros((1,), pt.i32)
+            with pytest.raises(pt.KernelAssert, match="as it was asked to"):
+                breaks.grid(4)(x, word).sync()
+            x.copy_from(np.zeros(16, np.float32))
+            group.recover()
+
+    report = explore(_Heard(main, 1), 30)
+    assert report.clean, str(report.verdicts[0])

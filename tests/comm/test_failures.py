@@ -243,6 +243,7 @@ os._exit(4)
 # The launcher and the time limit
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
     path = write(
         tmp_path,
@@ -391,6 +392,7 @@ def test_ranks_that_do_not_join_are_named(tmp_path):
         assert (status, last_line(err)) == (1, f"peertile.errors.WaitTimeout: rank {rank} cannot join: {text}")
 
 
+@pytest.mark.slow
 def test_a_missing_rank_0_is_named(tmp_path):
     path = write(tmp_path, "init(port=8361)")
     ((_, _, err),) = ends(torchrun(path, 2, free_port(), only=1, PEERTILE_WAIT_TIMEOUT_S="0.3"))
@@ -423,6 +425,7 @@ def test_ranks_that_disagree_about_their_number_are_refused(tmp_path):
         assert (status, last_line(err)) == (1, f"peertile.errors.SymmetryError: rank {rank} cannot join: {text}")
 
 
+@pytest.mark.slow
 def test_a_port_in_use_by_another_job_is_refused():
     port = free_port()
     server = serve(port, "one", 2, 0.2)

@@ -143,12 +143,14 @@ def test_overlapping_groups(model, size):
         assert inner == ((size - 1,) if rank == size - 1 else None)
 
 
+@pytest.mark.slow
 @MODELS
 @pytest.mark.feature("D8", "cpu")
 def test_f59_calls_of_a_subgroup_do_not_shift_those_of_others(model):
     assert ranks("outsiders", 3, model=model) == [[b"0", b"1", b"2"]] * 3
 
 
+@pytest.mark.slow
 @MODELS
 @pytest.mark.feature("D8", "cpu")
 def test_a_subgroup_fails_alone(model):
@@ -156,6 +158,7 @@ def test_a_subgroup_fails_alone(model):
     assert ranks("subgroup_fails_alone", 3, model=model) == [(failed, True), (failed, True), (None, True)]
 
 
+@pytest.mark.slow
 @MODELS
 def test_wrong_subgroups(model):
     texts = [f"subgroup({c}): expected at least one rank, each of 0 to 1 and once" for c in ("[]", "[0, 0]", "[2]")]

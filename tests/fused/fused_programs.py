@@ -216,6 +216,7 @@ SMALL = {
     "all-gather + product": _small(gathered_product, rows=(5, 0, 3, 4), **_PRODUCT),
     "product + reduce-scatter": _small(scattered_product, rows=(5, 0, 3, 2), **_PRODUCT),
     "product + all-reduce": _small(reduced_product, **_PRODUCT),
+    "flagged product + all-reduce": _small(reduced_product, flagged=True, **_PRODUCT),
     "ring attention": _small(ring, workers=2, tile=(2, 4)),
     "causal ring attention": _small(ring, causal=True, workers=2, tile=(2, 4)),
     "experts": _small(experts, rows=(3, 0, 2, 1), width=2, workers=2),

@@ -28,6 +28,7 @@ def test_collectives_give_the_values_and_the_same_bits(ranks, name, count, seed)
     assert len(set(results)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 @pytest.mark.parametrize("name", ["i32", "i64", "f16", "bf16"])

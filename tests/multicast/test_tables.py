@@ -93,6 +93,7 @@ def test_signals_reach_every_rank(ranks):
     assert all(spawn(mr.signal_words, ranks, ["i32", "u32", "i64", "u64"]))
 
 
+@pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M2", "cpu")
 @pytest.mark.feature("M2", "cuda")

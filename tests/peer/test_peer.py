@@ -56,6 +56,7 @@ def test_signals_gather(ranks):
     assert all(spawn(peer_ranks.gathers, ranks, 128))
 
 
+@pytest.mark.slow
 @pytest.mark.sentence("SG-10")
 @pytest.mark.sentence("SG-11")
 @pytest.mark.parametrize("ranks", [1, 2, 4])

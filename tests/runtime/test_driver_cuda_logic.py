@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.runtime import fake_cuda
@@ -28,6 +29,7 @@ from peertile.runtime.driver import FaultKind, LaunchOptions, ShareKind, Status,
 from peertile.runtime.drivers import cuda, cuda_feeder, cuda_stream
 from peertile.runtime.drivers.cuda import CudaDriver
 from peertile.runtime.drivers.cuda_native import Lane
+from peertile.runtime.drivers.cuda_ops import Launch
 from peertile.runtime.drivers.cuda_segments import Segments
 from peertile.testing.cuda_kernels import extra_kernel
 from peertile.testing.driver_suite import args, holding, options, raises, read_words, words
@@ -132,6 +134,21 @@ def test_native_code_launches_all_but_the_first_of_a_stream(device, fake):
     assert fake.native_launches == 4
     with raises(ArgumentError, "add: expected an argument block of 24 bytes, got 8"):
         device.launch_prepared(s, add, args(1))
+
+
+def test_a_small_kernel_that_waits_lets_the_next_small_one_begin_in_a_graph():
+    def launch(programs, waits=True, overlap=True):
+        module = SimpleNamespace(waits=waits, overlap=overlap, limit=64, n_bytes=0)
+        return Launch(module, (programs, 1, 1), programs, b"", options("k"), 0)
+
+    small, large = launch(16), launch(17)  # four of the small ones are resident together
+    assert small.lets_in(small)
+    assert small.lets_in(launch(16, waits=False))
+    assert not small.lets_in(large)  # it would take places that others' programs may need
+    assert not large.lets_in(small)
+    assert not launch(16, waits=False).lets_in(small)  # it lets everybody in by itself
+    assert not small.lets_in(launch(16, overlap=False))
+    assert not small.lets_in(SimpleNamespace())
 
 
 def test_a_chain_longer_than_a_block_and_than_the_queue_runs_in_order(device, fake):

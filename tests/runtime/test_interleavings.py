@@ -168,6 +168,7 @@ def shared_once(device, streams, seed):
         assert (x.numpy() == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.feature("H4", "cpu")
 def test_a_shared_operation_runs_once_in_some_schedules(device):
     streams = [device.stream(f"user {k}") for k in range(3)]

@@ -340,6 +340,7 @@ def test_out_of_memory_says_what_was_asked_used_and_free_and_lets_go_first():
     assert (device.memory().in_use, device.memory().free, device.memory().peak >= 1 << 19) == (0, 1 << 20, True)
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_the_last_reference_may_go_on_any_thread():
     device = pt.current_device()

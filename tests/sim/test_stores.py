@@ -2,6 +2,7 @@
 
 import pytest
 
+from peertile.memory_model import Order
 from peertile.sim.explore import explore
 from peertile.sim.scripts import Cell, script_case
 from peertile.sim.verdicts import VerdictKind, WordMisuse
@@ -70,3 +71,19 @@ def test_a_race_that_comes_of_it_is_told_first() -> None:
 
     kinds = {v.kind for seed in range(20) for v in explore(script_case([writer, other, reader]), 1, seed=seed).verdicts}
     assert VerdictKind.RACE in kinds or VerdictKind.NEVER_WRITTEN in kinds
+
+
+@pytest.mark.sentence("MM-43")
+def test_who_has_read_a_store_may_store_behind_it_whatever_its_order() -> None:
+    word = Cell("word")
+
+    def fills(p):
+        yield from p.put(word, 1, order=Order.RELAXED)
+
+    def empties(p):
+        while (yield from p.get(word, order=Order.RELAXED)) == 0:
+            pass
+        yield from p.put(word, 0, order=Order.RELAXED)
+
+    report = explore(script_case([fills, empties]), 20)
+    assert report.clean

@@ -51,11 +51,12 @@ class _Bench:
     makes Python itself slower, which is most of what a launch costs."""
 
     def __init__(self, *, alone: bool = False) -> None:
-        self.torch: Any = None if alone else _torch()
+        torch: Any = None if alone else _torch()
+        self.torch = torch
         self.device = current_device()
         self.stream: Stream = self.device.stream("bench")
         self.marks = Event(self.device), Event(self.device)
-        self.theirs = [] if alone else [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.theirs = [] if alone else [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def tensor(self, x: Any) -> Tensor:
         """The same memory as a tensor of ours; fp8 travels as bytes, which is what DLPack has for it."""

@@ -251,10 +251,11 @@ def rope(
     z = output("rope", out, x.shape, x.dtype, x.device)
     if not z.size:
         return value(z, device=x.device)
-    part = z.partition((1, min(power_of_two(x.shape[1]), 4), min(power_of_two(tokens), 16), None))
-    op = layer_kernels.rope(
-        part, x, cosine, sine, positions, PAIRED=pairs is RotaryPairs.NEIGHBOURS, WHOLE=power_of_two(dim) == dim
-    )
+    paired = pairs is RotaryPairs.NEIGHBOURS
+    whole = not paired and power_of_two(dim) == dim
+    heads = min(power_of_two(x.shape[1]), 4)
+    part = z.partition((1, heads, min(power_of_two(tokens), 16), dim // 2 if whole else None))
+    op = layer_kernels.rope(part, x, cosine, sine, positions, PAIRED=paired, WHOLE=whole)
     return op.map(lambda *_: z)
 
 

@@ -16,7 +16,8 @@ replayed graph go on where the last one ended. How a slot is reused, the invaria
 handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
 t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
-grids and counts are equal. Filled places are emptied as a turn is taken, which every second turn a signal says: see `say_emptied`.
+grids and counts are equal. Filled places are emptied as a turn is taken, which every second turn a signal says: see
+`say_emptied`.
 
 Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
 a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken

@@ -60,7 +60,7 @@ def fetched(
 ) -> tuple[T.Tile, T.Tile, T.Tile]:
     """Columns j of the row of choice c, the rank that it goes to, and where there; -1 for nowhere."""
     at = T.minimum(c, last - 1)
-    place = T.ld(places.local, (at,))
+    place = T.ld(places.local, (at,), order=T.weak)
     goes = (c < last) & (place >= 0)
     somewhere = T.maximum(place, 0)
     return x.load((at // K, j), (1, BH)), somewhere // held, T.where(goes, somewhere % held, -1)
@@ -81,7 +81,7 @@ def dispatch(
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = rows.rank, rows.num_ranks
-    epoch = T.ld(turn.local, (p,)) + 1
+    epoch = T.ld(turn.local, (p,), order=T.weak) + 1
     half = epoch % 2 * n
     last = ids.shape[0]
     held = L * C  # places of a rank
@@ -129,15 +129,15 @@ def dispatch(
         tile.store(T.full((1, 1), T.minimum(total, C), T.i64))
     done.notify()
     done.wait()
-    T.st(turn.local, epoch, (p,))
+    T.st(turn.local, epoch, (p,), order=T.weak)
 
 
 def weighed(
     y: T.Peer, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, held: T.Tile, BH: int
 ) -> T.Tile:
     """What the expert of choice c made of its row, columns j, times its weight; 0 for a choice without a place."""
-    place = T.ld(places.local, (c,))
-    weight = T.where(place >= 0, T.ld(weights, (c,)), 0.0)
+    place = T.ld(places.local, (c,), order=T.weak)
+    weight = T.where(place >= 0, T.ld(weights, (c,), order=T.weak), 0.0)
     somewhere = T.maximum(place, 0)
     at = T.where(place >= 0, somewhere % held, -1)
     row = y.at(somewhere // held).gather(T.reshape(at, (1,))).load((0, j), (1, BH))

@@ -140,8 +140,8 @@ def wait_for_rows(arrived: T.Peer, starts: T.Shared, epoch: T.Tile, low: T.Tile,
     Many programs wait for a chunk, so the epoch is that of the launch: a signal's belongs to the one who waits.
     """
     for r in T.ranks():
-        first = T.ld(starts, (r,))
-        last = T.ld(starts, (r + 1,))
+        first = T.ld(starts, (r,), order=T.weak)
+        last = T.ld(starts, (r + 1,), order=T.weak)
         begin, end = T.maximum(low, first), T.minimum(high, last)
         if begin < end:
             for k in T.range((begin - first) // CHUNK, T.cdiv(end - first, CHUNK)):
@@ -164,15 +164,15 @@ def gather_gemm(
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = gathered.rank, gathered.num_ranks
-    epoch = T.ld(calls.local, (p, 0)) + 1
-    round = T.ld(calls.local, (p, 1)) + 1
+    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
+    round = T.ld(calls.local, (p, 1), order=T.weak) + 1
     BM, BN = own.tile_shape
-    start, stop = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
-    total, inner = T.ld(starts, (n,)), a.shape[1]
+    start, stop = T.ld(starts, (me,), order=T.weak), T.ld(starts, (me + 1,), order=T.weak)
+    total, inner = T.ld(starts, (n,), order=T.weak), a.shape[1]
     steps = a.num_tiles((BM, BK))[1]
     place = epoch % 2 * total
     greet(begun, epoch, sign)
-    if T.ld(calls.local, (p, 2)) != sign:
+    if T.ld(calls.local, (p, 2), order=T.weak) != sign:
         check(begun, epoch, sign)
     if p < MOVERS:
         if AT_ONCE:
@@ -225,10 +225,10 @@ def gather_gemm(
             wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
             m = T.minimum(tile.index[0], end)
             tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
-    T.st(calls.local, epoch, (p, 0))
-    T.st(calls.local, sign, (p, 2))
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
     if AT_ONCE:
-        T.st(calls.local, round, (p, 1))
+        T.st(calls.local, round, (p, 1), order=T.weak)
 
 
 # ---------------------------------------------------------------- product + reduction
@@ -243,7 +243,7 @@ def wait_for_part(
     before = T.i64(0)
     for d in T.range(1, (me + n - source) % n):
         to = (source + d) % n
-        before += T.cdiv(T.ld(starts, (to + 1,)) - T.ld(starts, (to,)), BM) * columns
+        before += T.cdiv(T.ld(starts, (to + 1,), order=T.weak) - T.ld(starts, (to,), order=T.weak), BM) * columns
     T.wait_at_least(arrived.local, epoch, ((before + t) % T.num_programs(0), source))
 
 
@@ -262,7 +262,7 @@ def gemm_scatter(
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = inbox.rank, inbox.num_ranks
-    epoch = T.ld(calls.local, (p, 0)) + 1
+    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     inner = a.shape[1]
@@ -270,12 +270,12 @@ def gemm_scatter(
     place = epoch % 2 * n
     mine = place + me
     greet(begun, epoch, sign)
-    if T.ld(calls.local, (p, 2)) != sign:
+    if T.ld(calls.local, (p, 2), order=T.weak) != sign:
         check(begun, epoch, sign)
     dealt = T.i64(0)
     for d in T.range(1, n):
         to = (me + d) % n
-        first, last = T.ld(starts, (to,)), T.ld(starts, (to + 1,))
+        first, last = T.ld(starts, (to,), order=T.weak), T.ld(starts, (to + 1,), order=T.weak)
         theirs = a.slice((first, 0), (last - first, inner))
         there = inbox.at(to)
         tiles = T.cdiv(last - first, BM) * columns
@@ -291,7 +291,7 @@ def gemm_scatter(
                 there.store((mine, t // columns, t % columns), T.reshape(part, (1, BM, BN)))
         T.st(arrived, epoch, (p, me), rank=to, order=T.release)
         dealt += tiles
-    first, last = T.ld(starts, (me,)), T.ld(starts, (me + 1,))
+    first, last = T.ld(starts, (me,), order=T.weak), T.ld(starts, (me + 1,), order=T.weak)
     own = a.slice((first, 0), (last - first, inner))
     end = last_tile(own, BM, BK)
     check(begun, epoch, sign)
@@ -306,8 +306,8 @@ def gemm_scatter(
             acc += T.reshape(here.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
         turned += P
-    T.st(calls.local, epoch, (p, 0))
-    T.st(calls.local, sign, (p, 2))
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
 
 
 @kernel
@@ -320,13 +320,13 @@ def gemm_reduce(
     slot for each tile."""
     p = T.program_id(0)
     me, n = inbox.rank, inbox.num_ranks
-    epoch = T.ld(calls.local, (p, 0)) + 1
+    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     steps = a.num_tiles((BM, BK))[1]
     place = epoch % 2 * n
     greet(begun, epoch, sign)
-    if T.ld(calls.local, (p, 2)) != sign:
+    if T.ld(calls.local, (p, 2), order=T.weak) != sign:
         check(begun, epoch, sign)
     for tile in out.tiles():
         m, c = tile.index
@@ -345,8 +345,8 @@ def gemm_reduce(
                 parts.wait(r, slot=m * columns + c)
             acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
-    T.st(calls.local, epoch, (p, 0))
-    T.st(calls.local, sign, (p, 2))
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
 
 
 def send_part(mine: T.Tile, words: T.Peer, slot: T.Tile, m: T.Tile, c: T.Tile, e: T.Tile, N: int) -> None:
@@ -373,8 +373,8 @@ def gemm_reduce_flagged(
     is seen as words then; else parts travel as f32.
     """
     p = T.program_id(0)
-    epoch = T.ld(calls.local, (p, 0)) + 1
-    is_new = T.ld(calls.local, (p, 2)) != sign
+    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
+    is_new = T.ld(calls.local, (p, 2), order=T.weak) != sign
     BM, BW = out.tile_shape
     BN = 2 * BW if PACK else BW
     steps = a.num_tiles((BM, BK))[1]
@@ -418,5 +418,5 @@ def gemm_reduce_flagged(
             tile.store(pair(first, second, DT))
         else:
             tile.store(first.astype(out.dtype))
-    T.st(calls.local, epoch, (p, 0))
-    T.st(calls.local, sign, (p, 2))
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)

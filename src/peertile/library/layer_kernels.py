@@ -109,19 +109,16 @@ def rope(
     WHOLE: T.Const[bool],
 ) -> None:  # fmt: skip
     """z = x · cos + (x of the partner) · sin, both looked up by position, once for all heads of a tile; the sign is in
-    the table of sines. WHOLE: the head is as long as the tile, so that its halves are those of the tile."""
-    b, _, t, _ = z.index
+    the table of sines. WHOLE: a tile is one half of its heads, whose partners are the other half."""
+    b, h, t, j = z.index
     H, BT, D = z.tile_shape[1], z.tile_shape[2], z.tile_shape[3]
     at = T.reshape(positions.load((b, t), (1, BT)), (BT,))
     inside = t * BT + T.iota(BT) < z.shape[2]
     is_known = T.all((at >= 0) & (at < cosine.shape[0]) | ~inside)
     T.assert_(is_known, "rope: expected positions within the tables")  # noqa: PT009 - a word of kernels
     rows = T.reshape(x.load_like(z).astype(T.f32), (H, BT, D))
-    if WHOLE and not PAIRED:  # both halves of the tables are the same, but for the sign
-        first, second = T.extract(rows, (0, 0, 0), (H, BT, D // 2)), T.extract(rows, (0, 0, 1), (H, BT, D // 2))
-        c = T.reshape(cosine.gather(at).load((0, 1), (BT, D // 2)), (1, BT, D // 2))
-        s = T.reshape(sine.gather(at).load((0, 1), (BT, D // 2)), (1, BT, D // 2))
-        turned = T.cat((first * c - second * s, second * c + first * s), axis=2)
+    if WHOLE:  # read twice, the second time from a cache, rather than moved between threads
+        other = T.reshape(x.load((b, h, t, 1 - j), z.tile_shape).astype(T.f32), (H, BT, D))
     else:
         column = T.iota(D)
         if PAIRED:
@@ -130,10 +127,9 @@ def rope(
             half = z.shape[3] // 2
             partner = T.where(column < half, column + half, T.maximum(column - half, 0))
         other = T.take(rows, T.broadcast(partner[None, None, :], (H, BT, D)), axis=2)
-        c = T.reshape(cosine.gather(at).load((0, 0), (BT, D)), (1, BT, D))
-        s = T.reshape(sine.gather(at).load((0, 0), (BT, D)), (1, BT, D))
-        turned = rows * c + other * s
-    z.store(T.reshape(turned, (1, H, BT, D)).astype(z.dtype))
+    c = T.reshape(cosine.gather(at).load((0, j), (BT, D)), (1, BT, D))
+    s = T.reshape(sine.gather(at).load((0, j), (BT, D)), (1, BT, D))
+    z.store(T.reshape(rows * c + other * s, (1, H, BT, D)).astype(z.dtype))
 
 
 @kernel

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from peertile.sim.memory import Symmetric, View
 from peertile.sim.sites import Site
 
 if TYPE_CHECKING:
@@ -74,8 +75,12 @@ def _frozen(value: Any) -> Any:
     """A value of a program as something to compare and to look up, equal where its bits are."""
     if isinstance(value, tuple | list):
         return tuple(_frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple(_frozen(v) for v in value.values())
     if isinstance(value, np.ndarray | np.generic):
         return (value.dtype.str, value.shape, value.tobytes())
-    if isinstance(value, int | float | bool | str | None):
+    if isinstance(value, int | float | str | None):
         return value
-    return getattr(value, "extents", None) or id(value)
+    if isinstance(value, View | Symmetric):  # where it lies is told by the word that is read through it
+        return value.extents
+    return object()  # like nothing else

@@ -108,8 +108,9 @@ class Program(Agent):
                 self.finish()
         except ProgramFault as fault:
             self.ready = False
-            self.launch.fault(fault)
-            self.finish()
+            self.launch.fault(fault)  # which ends programs that were parked, and this one may still be among them
+            if not self.done:
+                self.finish()
 
     def finish(self) -> None:
         self.ready = False
@@ -394,6 +395,8 @@ class Program(Agent):
         self.writes += 1
         self.check_strong(site, word, write_strong)
         history, last = word.history, word.writes[-1]
+        # Behind a store that this agent has read, whatever its order, comes what it writes there itself.
+        follows = self.clock.get(last.entry, 0) >= last.epoch or word.floor(self) == len(word.writes) - 1
         value = site.kept(value)
         word.store(value, self, site)
         if self.machine.trace is not None:
@@ -401,7 +404,7 @@ class Program(Agent):
             word.writes[-1].event = self.machine.trace.add(self, what, site.loc)
         if history is History.ADDS and word.history is History.OTHER:
             self._mixed(site, word)
-        if last.site is not None and last.site.verb_kind is Verb.WRITES and self.clock.get(last.entry, 0) < last.epoch:
+        if last.site is not None and last.site.verb_kind is Verb.WRITES and not follows:
             repair = "give each writer a word of its own, or use an atomic read-modify-write"
             self.machine.suspect(self._misuse(site, word, last, "two stores to it are not ordered", repair))
         word.home.set(word.dtype, word.offset, value)

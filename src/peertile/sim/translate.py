@@ -16,14 +16,15 @@ import numpy as np
 from peertile.backends.binary import Place
 from peertile.errors import InternalError
 from peertile.ir import ops
-from peertile.ir.core import Block, Effect, Kernel, Op, Value, walk
+from peertile.ir.core import Block, Kernel, Op, Value
 from peertile.ir.ops import Binary, Compare, Unary
-from peertile.ir.types import PointerType, SymmetricType, TileType, TokenType, ViewType
+from peertile.ir.types import PointerType, SymmetricType, TileType, ViewType
 from peertile.meaning.registry import MEANINGS
 from peertile.meaning.tiles import delinearize
 from peertile.memory_model import Order, Proxy
 from peertile.sim import moves
 from peertile.sim.loops import TRIES
+from peertile.sim.polls import polling
 from peertile.sim.sites import Site, Verb
 
 __all__ = ["Translation", "translate"]
@@ -49,8 +50,6 @@ _PADDING: Final = {
     ops.Padding.INF: np.inf,
     ops.Padding.NEG_INF: -np.inf,
 }
-_TELLING: Final = frozenset({Effect.READ, Effect.WRITE, Effect.WAIT, Effect.OUTPUT})
-_STRONG_READS: Final = (ops.WordLoad, ops.WordRmw, ops.PtrLoad, ops.PtrRmw, ops.PtrCas)
 
 
 class _Ids:
@@ -120,19 +119,6 @@ def _tile_index(view: Any, linear: int) -> Any:
     return tuple(index) if len(index) != 1 else index[0]
 
 
-def _counts(loop: Op, value: Value) -> bool:
-    """Whether a carried integer grows by the same number in every trip."""
-    place = loop.blocks[0].args.index(value) - (isinstance(loop, ops.For))
-    for end in walk(loop.blocks[0]):
-        if isinstance(end, ops.Continue) and ops.enclosing_loop(end) is loop:
-            step = end.operands[place].op
-            if not (isinstance(step, ops.BinaryOp) and step.attrs["fn"] in (Binary.ADD, Binary.SUB)):
-                return False
-            if step.operands[0] is not value or not isinstance(step.operands[1].op, ops.Const):
-                return False
-    return True
-
-
 class _Translator:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -146,7 +132,7 @@ class _Translator:
         self.places: list[Place] = []
         self.proxies = False
         self.loops: list[tuple[Op, list[str], list[str], int | None]] = []
-        self.carried: dict[Op, list[Value]] = {}
+        self.carried: dict[Op, Sequence[Value]] = {}
         """What a loop that polls carries from trip to trip, and uses, beside tokens and its counter."""
         self.roots: dict[Value, str] = dict(zip(kernel.params, kernel.param_names, strict=True))
 
@@ -693,25 +679,14 @@ class _Translator:
         return names
 
     def _polling(self, op: Op, rest: Sequence[Value], counted: str) -> int | None:
-        """The number of a loop that polls, which reads words with an order and does not wait for them, entered here.
-        `rest`: what it carries."""
-        inside = [inner for block in op.blocks for inner in walk(block)]
-        reads = [i for i in inside if isinstance(i, _STRONG_READS) and i.attrs["order"] is not Order.WEAK]
-        if not reads:
+        """The number of a loop that polls, entered here. `rest`: what it carries."""
+        found = polling(op, rest)
+        if found is None:
             return None
         number = len(self.scope)
-        made = {v for inner in inside for v in inner.results} | {v for i in inside for b in i.blocks for v in b.args}
-        used = {v: None for inner in inside for v in inner.operands if v not in made}
-        moving = [v for v in rest if v in used and not isinstance(v.type, TokenType) and not _counts(op, v)]
-        other = [i for i in inside if i is not reads[0] and i.EFFECTS & _TELLING and not isinstance(i, ops.Suspend)]
-        counting = any(v in used and v not in moving and not isinstance(v.type, TokenType) for v in op.blocks[0].args)
-        nested = any(isinstance(i, ops.For | ops.Loop) for i in inside)
-        free = "None"
-        if len(reads) == 1 and not other and not counting and not nested:
-            around = [v for v in used if v not in op.blocks[0].args and not isinstance(v.type, TokenType)]
-            free = self._tuple(around)
-        self.emit(f"P.enter_loop({number}, {self._tuple(moving)}, {free}, {counted})")
-        self.carried[op] = moving
+        free = "None" if found.free is None else self._tuple(found.free)
+        self.emit(f"P.enter_loop({number}, {self._tuple(found.moving)}, {free}, {counted})")
+        self.carried[op] = found.moving
         return number
 
     def _For(self, op: Op) -> None:

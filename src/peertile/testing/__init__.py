@@ -7,10 +7,12 @@ from peertile.testing.check import assert_clean, assert_reports, check
 from peertile.testing.measure import Figure, interleaved, machine
 from peertile.testing.native import pack_argument, run_native
 from peertile.testing.programs import RandomKernel, differences, random_kernel
+from peertile.testing.timing import Timing, time_on_device
 
 __all__ = [
     "Figure",
     "RandomKernel",
+    "Timing",
     "assert_clean",
     "assert_reports",
     "check",
@@ -20,4 +22,5 @@ __all__ = [
     "pack_argument",
     "random_kernel",
     "run_native",
+    "time_on_device",
 ]

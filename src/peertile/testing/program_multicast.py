@@ -44,9 +44,7 @@ class Multicasts(Exchanges):
         dtype, t = mc.type.dtype, TileType(mc.type.dtype, (1, LINE))
         parts = self.b.value(ops.Field, (mc,), mc.type.fields["data"], field="data")
         me = self.emit(ops.Rank, (parts,), INDEX)
-        first = self.emit(
-            ops.BinaryOp, (self.program, self.index(rows_of_multicast(self.ranks))), INDEX, fn=Binary.MUL
-        )
+        first = self.emit(ops.BinaryOp, (self.program, self.index(rows_of_multicast(self.ranks))), INDEX, fn=Binary.MUL)
         mine = self.emit(ops.BinaryOp, (first, me), INDEX, fn=Binary.ADD)
         common = self.emit(ops.BinaryOp, (first, self.index(self.ranks)), INDEX, fn=Binary.ADD)
         self._write(mc, dtype, t, mine)
@@ -70,7 +68,7 @@ class Multicasts(Exchanges):
     def _write(self, mc: Value, dtype: DType, t: TileType, row: Value) -> None:
         """This rank's own row, by a store, a bulk store, or a reduction into what it set before."""
         at, tile = (row, self.index(0)), self._exact(t)
-        kind = self.r.randrange(4)
+        kind = self.r.randrange(5)
         if kind == 0:
             order = self.r.choice(_STORES)
             scope = None if order is Order.WEAK else Scope.SYSTEM
@@ -80,12 +78,12 @@ class Multicasts(Exchanges):
         if kind == 1:
             return
         more = self._exact(t)
-        if kind == 2 or not any(dtype.name in allowed for allowed in ops.BULK_REDUCTIONS.values()):
+        bulk = [f for f, allowed in ops.BULK_REDUCTIONS.items() if dtype.name in allowed]
+        if bulk and self.r.random() < 0.7:
+            self.b.emit(ops.MulticastBulk, (mc, more.value, *at), rmw=self.r.choice(bulk))
+        else:
             rmw = self.r.choice([f for f, allowed in ops.REDUCTIONS.items() if dtype.name in allowed])
             self._reduce(mc, more, row, rmw)
-        else:
-            rmw = self.r.choice([f for f, allowed in ops.BULK_REDUCTIONS.items() if dtype.name in allowed])
-            self.b.emit(ops.MulticastBulk, (mc, more.value, *at), rmw=rmw)
 
     def _reduce(self, mc: Value, tile: V, row: Value, rmw: Rmw) -> None:
         order = self.r.choice((Order.RELAXED, Order.RELEASE))

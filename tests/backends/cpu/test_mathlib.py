@@ -280,6 +280,7 @@ def test_pow_and_atan2_give_what_c_says_on_a_grid_of_special_operands(target, wi
             assert np.array_equal(np.signbit(got[ordered]), np.signbit(want[ordered])), f"sign of {fn} {dtype}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "width"), CASES)
 def test_min_and_max_give_nan_if_either_is_and_order_the_zeros(target, width):
     x = [1, NAN, 2, NAN, 0.0, -0.0, -INF, 5]

@@ -315,6 +315,7 @@ def test_scalars_come_out_of_the_low_bytes_of_their_slots(rng):
     agree(k.done(), args, [f"z_{d}" for d in ALL_DTYPES])
 
 
+@pytest.mark.slow
 def test_the_grid_is_flat_and_coordinates_come_from_it():
     k = K("grid", grid_rank=3, z=view(i64, 4, unit_stride=(False, False, False, True)))
     ids = [k.v(ops.ProgramId, t=INDEX, axis=a) for a in range(3)]

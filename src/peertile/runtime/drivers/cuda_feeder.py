@@ -49,19 +49,19 @@ class Feeder:
         self._memory = (ctypes.c_int64 * (Feeding.LANES + MOST_LANES))()
         self.words = memoryview(self._memory).cast("B").cast("q")
         self.address = ctypes.addressof(self._memory)
-        self._lanes: list[object] = []  # memory that the thread may look at, also of streams that ended
+        self._kept: list[object] = []  # memory that the thread may look at, also of streams that ended
         self._lock = threading.Lock()  # protects the lanes and the start
         self._thread: threading.Thread | None = None
-        self.serves = (os.cpu_count() or 1) >= LEAST_CORES
+        self.serves = len(os.sched_getaffinity(0)) >= LEAST_CORES
         """Whether it makes launches on this host."""
 
-    def add(self, lane: object, address: int) -> bool:
-        """Look after a lane from here on; False where there are too many already. Its memory is kept."""
+    def add(self, lane: object, address: int, ring: Ring) -> bool:
+        """Look after a lane from here on; False where there are too many already. The memory of both is kept."""
         with self._lock:
             count = self.words[Feeding.COUNT]
             if count >= MOST_LANES:
                 return False
-            self._lanes.append(lane)
+            self._kept += (lane, ring)
             self.words[Feeding.LANES + count] = address
             self.words[Feeding.COUNT] = count + 1
             return True
@@ -73,12 +73,14 @@ class Feeder:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._native.serve, args=(self.address,), name=f"peertile-{self._name}-feeder",
-                        daemon=True,
-                    )  # fmt: skip
+                    name = f"peertile-{self._name}-feeder"
+                    self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
                     self._thread.start()
         self._native.call_feeder(self.address)
+
+    def _serve(self) -> None:
+        # A method, so that the thread keeps the words that it looks at.
+        self._native.serve(self.address)
 
     def stop(self) -> None:
         """End the thread; nothing is posted any more."""

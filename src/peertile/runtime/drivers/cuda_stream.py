@@ -421,7 +421,7 @@ class CudaStream(StreamHandle, Target):
         if self.ring is None and feeder.serves:
             ring = Ring()
             self.lane[Lane.RING] = ring.address
-            if feeder.add(self.lane_memory, self.lane_address):
+            if feeder.add(self.lane_memory, self.lane_address, ring):
                 self.ring = ring
                 self.lane[Lane.FEEDER] = feeder.address
             else:
