@@ -160,6 +160,7 @@ def test_killed_rank_is_named_within_five_seconds(ranks):
     assert time.monotonic() - begin < 5 + 10  # five from the death; starting processes comes before
 
 
+@pytest.mark.native_only
 def test_ranks_with_different_grids_on_one_mailbox_are_told():
     results = spawn(peer_ranks.different_kernels, 2)
     assert {kind for kind, _ in results} <= {"SignatureMismatch", "PeerFailed"}

@@ -63,6 +63,7 @@ def test_flagged_epochs_wrap(ranks, model):
     assert all(spawn(transfer_ranks.flagged_sums, ranks, "f32", 2**32 - 20, 40, model=model))
 
 
+@pytest.mark.native_only
 @pytest.mark.feature("P11", "cpu")
 @models("ranks")
 @pytest.mark.parametrize("dtype", ["u32", "u64"])
@@ -71,6 +72,7 @@ def test_filled_tiles_are_taken_once_and_leave_their_places_empty(ranks, dtype, 
     assert all(spawn(transfer_ranks.filled_sums, ranks, dtype, 9, model=model))
 
 
+@pytest.mark.native_only
 def test_a_word_that_looks_empty_is_sent_as_its_neighbour():
     assert all(spawn(transfer_ranks.full_word, 2))
 
