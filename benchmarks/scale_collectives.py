@@ -26,18 +26,19 @@ SIZES = tuple(1 << k for k in (10, 14, 16, 18, 20, 22, 24, 26))
 BATCHES = 5
 
 
-def rank(group: pt.Group) -> dict[str, float]:
+def rank(group: pt.Group, largest: int) -> dict[str, float]:
     """Seconds of each call, as this rank sees them."""
     n, me = group.size, group.rank
+    sizes = [size for size in SIZES if size <= largest]
 
     def agree(value: float) -> float:
         return max(float(v) for v in group.exchange(repr(value).encode(), "scale"))
 
     found: dict[str, float] = {}
     total = n * (n + 1) / 2
-    with Collectives(group) as comm, pt.SymmetricHeap(group, size_bytes=3 * max(SIZES)) as heap:
+    with Collectives(group) as comm, pt.SymmetricHeap(group, size_bytes=3 * largest) as heap:
         bind(group)
-        for size in SIZES:
+        for size in sizes:
             count = size // 4 // n * n
             each = count // n
             x, out = pt.asarray(np.full(count, 1.0 + me, np.float32)), pt.empty((count,), pt.f32)
@@ -78,12 +79,13 @@ def moved(name: str, size: int, n: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collectives on cpu over several numbers of ranks.")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
+    parser.add_argument("--largest", type=int, default=max(SIZES), help="bytes of the largest message")
     parser.add_argument("--timeout-s", type=float, default=200.0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     figures = []
     for n in options.ranks:
-        found = pt.spawn(rank, n, (), model=pt.RankModel.PROCESSES, timeout_s=options.timeout_s)
+        found = pt.spawn(rank, n, (options.largest,), model=pt.RankModel.PROCESSES, timeout_s=options.timeout_s)
         for key in found[0]:
             name, _, size = key.rpartition(".")
             seconds = max(f[key] for f in found)

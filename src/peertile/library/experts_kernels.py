@@ -132,9 +132,7 @@ def dispatch(
     T.st(turn.local, epoch, (p,), order=T.weak)
 
 
-def weighed(
-    y: T.Peer, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, held: T.Tile, BH: int
-) -> T.Tile:
+def weighed(y: T.Peer, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, held: T.Tile, BH: int) -> T.Tile:
     """What the expert of choice c made of its row, columns j, times its weight; 0 for a choice without a place."""
     place = T.ld(places.local, (c,), order=T.weak)
     weight = T.where(place >= 0, T.ld(weights, (c,), order=T.weak), 0.0)

@@ -151,7 +151,7 @@ class FusedProducts(FusedBase):
             *cut, a, b, self._begun, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
             self._calls, self._starts(shares), self._sign(name, shares, b.shape, a.dtype.name, bm, bn),
             end - small, CHUNK=chunk, MR=mr, MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk,
-            STAGES=stages, AT_ONCE=at_once, TAIL=small > 0,
+            STAGES=stages, AT_ONCE=at_once, REST=alone < last, TAIL=small > 0,
         )  # fmt: skip
         return launch.map(lambda *_: c)
 

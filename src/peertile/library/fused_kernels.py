@@ -153,7 +153,7 @@ def gather_gemm(
     own: T.Exclusive, rest: T.Exclusive, after: T.Exclusive, before: T.Exclusive, tail: T.Exclusive, a: T.Shared,
     b: T.Shared, begun: T.Peer, gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64,
     at_tail: T.i64, CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
-    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], TAIL: T.Const[bool],
+    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], REST: T.Const[bool], TAIL: T.Const[bool],
 ) -> None:  # fmt: skip
     """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank (own, then rest), of
     those after it, of those before it. A few programs send first, while the others compute `own`, and join them then.
@@ -183,13 +183,14 @@ def gather_gemm(
         tile.store(product(a, b, tile.index[0], tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
     # The programs that got one tile more of `own` come last, and before them those that have been sending.
     dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
-    done = own.shape[0]
-    more = a.slice((done, 0), (a.shape[0] - done, inner))
-    end = last_tile(more, BM, BK)
-    for tile in rest.tiles(dealt=dealt):
-        m = T.minimum(tile.index[0], end)
-        tile.store(product(more, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
-    dealt += rest.num_tiles()[0] * rest.num_tiles()[1]
+    if REST:
+        done = own.shape[0]
+        more = a.slice((done, 0), (a.shape[0] - done, inner))
+        end = last_tile(more, BM, BK)
+        for tile in rest.tiles(dealt=dealt):
+            m = T.minimum(tile.index[0], end)
+            tile.store(product(more, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+        dealt += rest.num_tiles()[0] * rest.num_tiles()[1]
     check(begun, epoch, sign)
     later = gathered.local.slice((place + stop, 0), (total - stop, inner))
     end = last_tile(later, BM, BK)

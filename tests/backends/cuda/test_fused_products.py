@@ -49,7 +49,7 @@ def scattered(monkeypatch):
 
 
 def gathered(monkeypatch, at_once=True, tail=False):
-    changes = {"STAGES": 4, "AT_ONCE": at_once, "TAIL": tail, "MR": 8, "MC": 512}
+    changes = {"STAGES": 4, "AT_ONCE": at_once, "REST": True, "TAIL": tail, "MR": 8, "MC": 512}
     return taken(monkeypatch, "gather_gemm", lambda p: p.all_gather_matmul(*factors()), **changes)
 
 
