@@ -86,7 +86,7 @@ def heap_bytes(ranks: int, programs: int) -> int:
     """Symmetric memory that `GpuPlans` takes."""
     words, inbox = _sizes(ranks, programs)
     filled = programs * AHEAD_SLOTS * ranks * FILLED_WORDS
-    return 8 * (words + filled) + inbox + 8 * programs * ranks * (2 + 2 * AHEAD_SLOTS) + (1 << 16)
+    return 8 * (words + filled) + inbox + 8 * programs * ranks * (1 + 2 * AHEAD_SLOTS) + (1 << 16)
 
 
 class GpuPlans:
@@ -108,13 +108,12 @@ class GpuPlans:
         self._cuts: dict[tuple[Way, int], Any] = {}
         self._hello = heap.zeros((programs * AHEAD_SLOTS, n), u64)
         self._ready = heap.signal(slots=programs)
-        self._emptied = heap.signal(slots=programs)
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
 
     @property
     def objects(self) -> tuple[Any, ...]:
         """What has to be given back to a heap that lives on."""
-        return self._words, self._inbox, self._filled, self._calls, self._emptied, self._hello, self._ready
+        return self._words, self._inbox, self._filled, self._calls, self._hello, self._ready
 
     def shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the table cuts a message of `nbytes` to each other rank; None where these kernels do not take it, or
@@ -198,7 +197,7 @@ class GpuPlans:
             cut = whole.partition(shape.tile) if once else _cut(whole, 0, shape)
             words, rows = self._view(self._filled, u64, shape.tile)
             turn = self._turn(Way.FILLED, min(tiles, shape.programs))
-            more = words, self._calls, self._emptied, turn, rows, self.heap.group.rank, sign
+            more = words, self._calls, turn, rows, self.heap.group.rank, sign
             if x is None:
                 in_place = kernels.filled_once_in_place if once else kernels.filled_all_reduce_in_place
                 return in_place(cut, *more, **options)

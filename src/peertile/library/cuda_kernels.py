@@ -16,8 +16,8 @@ replayed graph go on where the last one ended. How a slot is reused, the invaria
 handles one tile a turn. It writes into the slot of turn t + S only after it has taken its peers' tiles of turn
 t + S - w, where w is how many turns ahead it sends; they sent those after they had taken turn t + S - 2w of this
 program. So S >= 2w slots are enough and nothing is acknowledged. All programs of all ranks take the same turns, since
-grids and counts are equal. Filled places are emptied as a turn is taken, which every second turn a signal says: see
-`say_emptied`.
+grids and counts are equal. Filled places are emptied as a turn is taken, and fences order that before the next use: see
+`order_emptied`.
 
 Ranks that called different collectives must fail, not fold what does not belong together. `sign` is a number of what
 a rank called. Flagged words carry 8 bits of it in their turn, so that those of another call are not taken, or taken
@@ -295,20 +295,16 @@ def meet(calls: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile, N: int) 
             told(calls, p, e, r, sign)
 
 
-def say_emptied(emptied: T.Signal, e: T.Tile) -> None:
-    """After every second turn, odd `e`: this rank's places are empty; and those of all others were, two turns ago.
-
-    Turn e + 1 and the next are sent into places of the turns e - 3 and e - 2, which were emptied before that was said.
-    What is waited for was sent two turns before, so nobody waits for a flight."""
+def order_emptied(e: T.Tile) -> None:
+    """A fence in every second turn, odd `e`, before something is told or sent that all others take: what was emptied
+    up to here comes before what they send once they have taken it, at most three turns behind the emptying."""
     if e & 1 == 1:
-        if e > 1:
-            emptied.wait()
-        emptied.notify()
+        T.sync_system()
 
 
 @kernel
 def filled_once(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive,
     rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """x folded over the ranks, a tile for each program. `out` and `x` as u64; `rows`: of a program in `words`.
@@ -320,16 +316,16 @@ def filled_once(
     e = T.reshape(turn.load(), ())
     row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
     send_filled(mine, words, row, me, N)
+    order_emptied(e)
     tell(calls, p, e, me, sign, N)
     turn.store(T.reshape(e + 1, (1,)))
     out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
     meet(calls, p, e, me, sign, N)
-    say_emptied(emptied, e)
 
 
 @kernel
 def filled_once_in_place(
-    out: T.Exclusive, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive,
     rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_once, of `out` itself."""
@@ -339,16 +335,16 @@ def filled_once_in_place(
     e = T.reshape(turn.load(), ())
     row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
     send_filled(mine, words, row, me, N)
+    order_emptied(e)
     tell(calls, p, e, me, sign, N)
     turn.store(T.reshape(e + 1, (1,)))
     out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
     meet(calls, p, e, me, sign, N)
-    say_emptied(emptied, e)
 
 
 @kernel
 def filled_all_reduce(
-    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive,
     rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_once, several tiles to a program, the next of them read while the last one travels."""
@@ -366,6 +362,7 @@ def filled_all_reduce(
         mine = T.reshape(ahead, (1, W))
         send_filled(mine, words, row, me, N)
         if e == first:
+            T.sync_system()  # what the launch before emptied
             tell(calls, p, first, me, sign, N)
         t = tile.index[0] + P
         if t < tiles:
@@ -373,14 +370,14 @@ def filled_all_reduce(
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
             meet(calls, p, first, me, sign, N)
-        say_emptied(emptied, e)
+        order_emptied(e)
         e += 1
     turn.store(T.reshape(e, (1,)))
 
 
 @kernel
 def filled_all_reduce_in_place(
-    out: T.Exclusive, words: T.Peer, calls: T.Peer, emptied: T.Signal, turn: T.Exclusive,
+    out: T.Exclusive, words: T.Peer, calls: T.Peer, turn: T.Exclusive,
     rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_all_reduce, of `out` itself."""
@@ -394,11 +391,12 @@ def filled_all_reduce_in_place(
         mine = T.reshape(tile.load(), (1, W))
         send_filled(mine, words, row, me, N)
         if e == first:
+            T.sync_system()  # what the launch before emptied
             tell(calls, p, first, me, sign, N)
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
             meet(calls, p, first, me, sign, N)
-        say_emptied(emptied, e)
+        order_emptied(e)
         e += 1
     turn.store(T.reshape(e, (1,)))
 

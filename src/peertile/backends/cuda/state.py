@@ -222,7 +222,9 @@ class Emitter:
         """Whether the program has an early end, hence a flag `_alive`."""
         # A fence must be executed by every thread that makes ordered accesses after it.
         self.elected_fences = not any(
-            isinstance(op, ops.PtrLoad | ops.PtrStore | ops.PtrRmw | ops.PtrCas | ops.TileAtomic)
+            isinstance(
+                op, ops.PtrLoad | ops.PtrStore | ops.PtrRmw | ops.PtrCas | ops.TileAtomic | ops.TileLoad | ops.TileStore
+            )
             and op.attrs["order"] is not Order.WEAK
             for op in walk(kernel.body)
         )
