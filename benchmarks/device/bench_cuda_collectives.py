@@ -4,7 +4,8 @@
 
 Every rank is a process with a GPU. Each size is checked against a sum in float64 first, on fresh random bf16; then the
 candidates take turns, and the medians of the slower rank are printed as JSON. `--sweep` times every way of cutting a
-message instead of the committed one, `--table` chooses by another table. Names: all_reduce, all_gather, reduce_scatter, all_to_all, eager, signal, copy.
+message instead of the committed one, `--table` chooses by another table. Names: all_reduce, all_gather,
+reduce_scatter, all_to_all, eager, signal, copy.
 Needs torch with NCCL for the other side. Makes no multicast object and changes no setting of a GPU.
 """
 

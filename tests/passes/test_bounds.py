@@ -49,7 +49,8 @@ def loop(hi: str, access: str, lo: str = "%c0", step: str = "%c1") -> str:
 
 
 PROVEN = {
-    "no further than the last tile": TILES + """%l = binary(%h, %c1, fn=Binary.sub) : i64
+    "no further than the last tile": TILES
+    + """%l = binary(%h, %c1, fn=Binary.sub) : i64
       %last = binary(%l, %c0, fn=Binary.max) : i64 %np = num_programs() : i64 %g = binary(%p, %np, fn=Binary.mul) : i64
       %j = binary(%g, %last, fn=Binary.min) : i64 %t = load(%x, %j) : f32[4]""",
     "constant 0": LOAD.replace("INDEX", "%c0"),

@@ -469,8 +469,11 @@ class Launch(Op):
     def lets_in(self, follower: Op) -> bool:
         """Whether the next launch may begin while this one waits for peers: both are so small that there is room for as
         much again, since what is resident early takes places that other streams' programs may need for these to end."""
-        return self.module.waits and isinstance(follower, Launch) and follower.module.overlap and all(
-            ROOM * launch.programs <= launch.module.limit for launch in (self, follower)
+        return (
+            self.module.waits
+            and isinstance(follower, Launch)
+            and follower.module.overlap
+            and all(ROOM * launch.programs <= launch.module.limit for launch in (self, follower))
         )
 
     def failed(self, issued: Any) -> bool:
