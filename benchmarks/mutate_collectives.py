@@ -104,12 +104,19 @@ def summary(found: list[dict]) -> tuple[list[Figure], dict]:
     reported = [line for line in wrong if line["reported"]]
     named = {
         "missed": [line["mutant"] for line in wrong if not line["reported"]],
-        "false_reports": [line["mutant"] for line in found if line["reported"] and not line["wrong"]],
+        "false_reports": [
+            line["mutant"] for line in found if line["reported"] and not line["wrong"] and line["complete"]
+        ],
+        "reported_and_ground_truth_did_not_end": [
+            line["mutant"] for line in found if line["reported"] and not line["wrong"] and not line["complete"]
+        ],
         "right_in_all_interleavings": [
             line["mutant"] for line in found if not line["wrong"] and line["complete"] and line["reached"]
         ],
         "right_as_far_as_looked": [
-            line["mutant"] for line in found if not line["wrong"] and not line["complete"] and line["reached"]
+            line["mutant"]
+            for line in found
+            if not line["wrong"] and not line["reported"] and not line["complete"] and line["reached"]
         ],
         "not_reached": [line["mutant"] for line in found if not line["reached"]],
     }
