@@ -14,7 +14,7 @@ def checked(path: Path, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/checker/test_racy.py checks the same in this process, in the suite
 @pytest.mark.feature("C1", "sim")
 @pytest.mark.parametrize("name", sorted(path.stem for path in (EXAMPLES / "racy").glob("*.py")))
 def test_a_racy_file_exits_with_one_and_its_repaired_twin_with_nothing(name: str) -> None:
