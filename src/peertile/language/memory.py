@@ -166,7 +166,7 @@ def put_filled(src: Tile, words: Any, index: Any = None, *, rank: Any = None) ->
 
     Example::
 
-        T.put_filled(T.bitcast(t, T.u32), words, (0,), rank=0)
+        T.put_filled(t.astype(T.u64), words, (0,), rank=0)
     """
 
 
