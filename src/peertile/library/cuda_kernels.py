@@ -302,6 +302,23 @@ def order_emptied(e: T.Tile) -> None:
         T.sync_system()
 
 
+def one_turn(
+    out: T.Exclusive, mine: T.Tile, words: T.Peer, calls: T.Peer, turn: T.Exclusive, rows: T.Tile, me: T.Tile,
+    sign: T.Tile, N: int, OP: object, ACC: T.DType, DT: T.DType,
+) -> None:  # fmt: skip
+    """`mine`, words of this rank, folded with those of all others into the program's tile of `out`: all of a launch."""
+    p = T.program_id(0)
+    W = out.tile_shape[0]
+    e = T.reshape(turn.load(), ())
+    row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
+    send_filled(mine, words, row, me, N)
+    order_emptied(e)
+    tell(calls, p, e, me, sign, N)
+    turn.store(T.reshape(e + 1, (1,)))
+    out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
+    meet(calls, p, e, me, sign, N)
+
+
 @kernel
 def filled_once(
     out: T.Exclusive, x: T.Shared, words: T.Peer, calls: T.Peer, turn: T.Exclusive,
@@ -310,17 +327,9 @@ def filled_once(
     """x folded over the ranks, a tile for each program. `out` and `x` as u64; `rows`: of a program in `words`.
 
     Without a loop around it nothing is computed in front of the first store that is not needed for it."""
-    p = T.program_id(0)
     W = out.tile_shape[0]
     mine = T.reshape(x.load_like(out), (1, W))
-    e = T.reshape(turn.load(), ())
-    row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
-    send_filled(mine, words, row, me, N)
-    order_emptied(e)
-    tell(calls, p, e, me, sign, N)
-    turn.store(T.reshape(e + 1, (1,)))
-    out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
-    meet(calls, p, e, me, sign, N)
+    one_turn(out, mine, words, calls, turn, rows, me, sign, N, OP, ACC, DT)
 
 
 @kernel
@@ -329,17 +338,9 @@ def filled_once_in_place(
     rows: T.i64, me: T.i64, sign: T.i64, N: T.Const[int], OP: T.Const, ACC: T.Const[T.DType], DT: T.Const[T.DType],
 ) -> None:  # fmt: skip
     """As filled_once, of `out` itself."""
-    p = T.program_id(0)
     W = out.tile_shape[0]
     mine = T.reshape(out.load(), (1, W))
-    e = T.reshape(turn.load(), ())
-    row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
-    send_filled(mine, words, row, me, N)
-    order_emptied(e)
-    tell(calls, p, e, me, sign, N)
-    turn.store(T.reshape(e + 1, (1,)))
-    out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
-    meet(calls, p, e, me, sign, N)
+    one_turn(out, mine, words, calls, turn, rows, me, sign, N, OP, ACC, DT)
 
 
 @kernel

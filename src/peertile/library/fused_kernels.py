@@ -18,6 +18,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 from peertile.library.cuda_kernels import high, low, pair
+from peertile.library.gemm import product
 
 __all__ = ["gather_gemm", "gemm_reduce", "gemm_reduce_flagged", "gemm_scatter"]
 
@@ -54,16 +55,6 @@ def check(begun: T.Peer, epoch: T.Tile, sign: T.Tile) -> None:
 def last_tile(a: T.Shared, BM: int, BK: int) -> T.Tile:
     """The index of the last tile of rows of `a`; 0 where there is none."""
     return T.maximum(a.num_tiles((BM, BK))[0] - 1, 0)
-
-
-def product(
-    a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, steps: T.Tile, BM: int, BN: int, BK: int, STAGES: int
-) -> T.Tile:
-    """Tile (m, n) of a @ b, f32, for the `steps` tiles of the inner axis."""
-    acc = T.zeros((BM, BN), T.f32)
-    for k in T.range(steps, stages=STAGES):
-        acc = T.mma(a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc)
-    return acc
 
 
 # ---------------------------------------------------------------- all-gather + product
@@ -180,7 +171,7 @@ def gather_gemm(
         else:
             send_rows(a, gathered, arrived, place + start, epoch, CHUNK, MR, MC, MOVERS)
     for tile in own.tiles():
-        tile.store(product(a, b, tile.index[0], tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+        tile.store(product(a, b, tile.index[0], tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
     # The programs that got one tile more of `own` come last, and before them those that have been sending.
     dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
     if REST:
@@ -189,7 +180,7 @@ def gather_gemm(
         end = last_tile(more, BM, BK)
         for tile in rest.tiles(dealt=dealt):
             m = T.minimum(tile.index[0], end)
-            tile.store(product(more, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+            tile.store(product(more, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
         dealt += rest.num_tiles()[0] * rest.num_tiles()[1]
     check(begun, epoch, sign)
     later = gathered.local.slice((place + stop, 0), (total - stop, inner))
@@ -198,13 +189,13 @@ def gather_gemm(
         wait_for_all_rows(arrived, round, me + 1, n)
         for tile in after.tiles(dealt=dealt):
             m = T.minimum(tile.index[0], end)
-            tile.store(product(later, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+            tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
     else:
         for tile in after.tiles(dealt=dealt):
             low = stop + tile.index[0] * BM
             wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
             m = T.minimum(tile.index[0], end)
-            tile.store(product(later, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+            tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
     dealt += after.num_tiles()[0] * after.num_tiles()[1]
     earlier = gathered.local.slice((place, 0), (start, inner))  # one's own rows, which follow, are not in there
     end = last_tile(earlier, BM, BK)
@@ -212,20 +203,20 @@ def gather_gemm(
         wait_for_all_rows(arrived, round, T.i64(0), me)
         for tile in before.tiles(dealt=dealt):
             m = T.minimum(tile.index[0], end)
-            tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+            tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
         if TAIL:
             HM, HN = tail.tile_shape
             final = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
             end = last_tile(final, HM, BK)
             for tile in tail.tiles(dealt=dealt + before.num_tiles()[0] * before.num_tiles()[1]):
                 m = T.minimum(tile.index[0], end)
-                tile.store(product(final, b, m, tile.index[1], steps, HM, HN, BK, STAGES).astype(own.dtype))
+                tile.store(product(final, b, m, tile.index[1], 0, steps, HM, HN, BK, STAGES, False).astype(own.dtype))
     else:
         for tile in before.tiles(dealt=dealt):
             low = tile.index[0] * BM
             wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
             m = T.minimum(tile.index[0], end)
-            tile.store(product(earlier, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(own.dtype))
+            tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
     T.st(calls.local, epoch, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)
     if AT_ONCE:
@@ -284,11 +275,13 @@ def gemm_scatter(
             end = last_tile(theirs, BM, BK)
             for tile in out.tiles(dealt=dealt):
                 m = T.minimum(tile.index[0], end)
-                part = product(theirs, b, m, tile.index[1], steps, BM, BN, BK, STAGES).astype(inbox.dtype)
+                part = product(theirs, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(inbox.dtype)
                 there.store((mine, tile.index[0], tile.index[1]), T.reshape(part, (1, BM, BN)))
         else:
             for t in T.range((p + P - dealt % P) % P, tiles, P):
-                part = product(theirs, b, t // columns, t % columns, steps, BM, BN, BK, STAGES).astype(inbox.dtype)
+                part = product(theirs, b, t // columns, t % columns, 0, steps, BM, BN, BK, STAGES, False).astype(
+                    inbox.dtype
+                )
                 there.store((mine, t // columns, t % columns), T.reshape(part, (1, BM, BN)))
         T.st(arrived, epoch, (p, me), rank=to, order=T.release)
         dealt += tiles
@@ -300,7 +293,7 @@ def gemm_scatter(
     turned = (p + P - dealt % P) % P
     for tile in out.tiles(dealt=dealt):
         m, c = tile.index
-        acc = product(own, b, T.minimum(m, end), c, steps, BM, BN, BK, STAGES)
+        acc = product(own, b, T.minimum(m, end), c, 0, steps, BM, BN, BK, STAGES, False)
         t = turned if EVEN else m * columns + c  # as the others count it
         for r in T.peers():
             wait_for_part(arrived, starts, epoch, r, t, BM, columns)
@@ -331,7 +324,7 @@ def gemm_reduce(
         check(begun, epoch, sign)
     for tile in out.tiles():
         m, c = tile.index
-        part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
+        part = product(a, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
         piece = T.reshape(part.astype(inbox.dtype), (1, BM, BN))
         inbox.local.store((place + me, m, c), piece)
         for r in T.peers():
@@ -383,7 +376,7 @@ def gemm_reduce_flagged(
     e = (epoch << 8) + (sign & 255)
     for tile in out.tiles():
         m, c = tile.index
-        part = product(a, b, m, c, steps, BM, BN, BK, STAGES)
+        part = product(a, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
         if PACK:
             pairs = T.reshape(part, (BM, BW, 2))
             first = T.reshape(T.extract(pairs, (0, 0, 0), (BM, BW, 1)), (BM, BW))

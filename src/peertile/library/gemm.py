@@ -15,6 +15,20 @@ from peertile.kernel import kernel
 __all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "gemm_tailed", "turn"]
 
 
+def product(
+    a: T.Shared, b: T.Shared, m: T.Tile, n: T.Tile, first: T.Tile | int, stop: T.Tile | int, BM: int, BN: int,
+    BK: int, STAGES: int, TF32: bool,
+) -> T.Tile:  # fmt: skip
+    """Tile (m, n) of a @ b, f32, over the tiles `first` to `stop` of the inner axis."""
+    acc = T.zeros((BM, BN), T.f32)
+    for k in T.range(first, stop, stages=STAGES):
+        acc = T.mma(
+            a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
+            precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
+        )  # fmt: skip
+    return acc
+
+
 @kernel
 def gemm(
     c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64, STAGES: T.Const[int] = 3,
@@ -23,12 +37,7 @@ def gemm(
     """c = a @ b, a program for each tile of c."""
     m, n = c.index
     BM, BN = c.tile_shape
-    acc = T.zeros((BM, BN), T.f32)
-    for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
-        acc = T.mma(
-            a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
-            precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
-        )  # fmt: skip
+    acc = product(a, b, m, n, 0, a.num_tiles((BM, BK))[1], BM, BN, BK, STAGES, TF32)
     c.store(acc.astype(c.dtype))
 
 
@@ -41,12 +50,7 @@ def gemm_persistent(
     for tile in c.tiles():
         m, n = tile.index
         BM, BN = tile.tile_shape
-        acc = T.zeros((BM, BN), T.f32)
-        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
-            acc = T.mma(
-                a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
-                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
-            )  # fmt: skip
+        acc = product(a, b, m, n, 0, a.num_tiles((BM, BK))[1], BM, BN, BK, STAGES, TF32)
         tile.store(acc.astype(c.dtype))
 
 
@@ -60,22 +64,12 @@ def gemm_tailed(
     for tile in c.tiles():
         m, n = tile.index
         BM, BN = tile.tile_shape
-        acc = T.zeros((BM, BN), T.f32)
-        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
-            acc = T.mma(
-                a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
-                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
-            )  # fmt: skip
+        acc = product(a, b, m, n, 0, a.num_tiles((BM, BK))[1], BM, BN, BK, STAGES, TF32)
         tile.store(acc.astype(c.dtype))
     for tile in tail.tiles(dealt=c.num_tiles()[0] * c.num_tiles()[1]):
         m, n = tile.index
         BM, BN = tile.tile_shape
-        acc = T.zeros((BM, BN), T.f32)
-        for k in T.range(rest.num_tiles((BM, BK))[1], stages=STAGES):
-            acc = T.mma(
-                rest.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
-                precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
-            )  # fmt: skip
+        acc = product(rest, b, m, n, 0, rest.num_tiles((BM, BK))[1], BM, BN, BK, STAGES, TF32)
         tile.store(acc.astype(tail.dtype))
 
 
@@ -96,12 +90,8 @@ def gemm_part(
     BM, BN = p.tile_shape[1], p.tile_shape[2]
     steps = a.num_tiles((BM, BK))[1]
     share = (steps + p.shape[0] - 1) // p.shape[0]
-    acc = T.zeros((BM, BN), T.f32)
-    for k in T.range(s * share, T.minimum(s * share + share, steps), stages=STAGES):
-        acc = T.mma(
-            a.load((m, k), (BM, BK)), b.load((k, n), (BK, BN)), acc,
-            precision=T.Precision.TF32 if TF32 else T.Precision.IEEE,
-        )  # fmt: skip
+    stop = T.minimum(s * share + share, steps)
+    acc = product(a, b, m, n, s * share, stop, BM, BN, BK, STAGES, TF32)
     p.store(T.reshape(acc, (1, BM, BN)))
 
 

@@ -68,7 +68,64 @@ def refuse_recorded(name: str, stream: Stream) -> NoReturn:
     raise UsageError(f"{name}: {stream.name} is being captured; end the capture first, or use another stream")
 
 
-class ExecutionContext:
+class Submission:
+    """What a stream holds until it is over: how it is waited for, how its end is proven and told, once."""
+
+    __slots__ = ("error", "is_finished", "name", "stream")
+
+    name: str
+    stream: Stream
+    is_finished: bool
+    error: PeertileError | None
+
+    def _ticket(self) -> Ticket | None:
+        """What was enqueued last; None: nothing."""
+        raise NotImplementedError
+
+    def _told(self, failing: FaultRecord) -> PeertileError:
+        """The error for the operation that failed first."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give back what it owns; only when nothing enqueued can still use it."""
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float | None = None) -> PeertileError | None:
+        """Block until everything has left the stream; the error, if it failed. WaitTimeout at the bound."""
+        if not self.is_finished:
+            ticket = self._ticket()
+            if ticket is not None and self.stream.device.driver.wait(ticket, timeout_s) is Status.PENDING:
+                raise WaitTimeout(
+                    f"{self.name}: expected to complete within {timeout_s:g} s, still running; wait longer",
+                    op=self.name,
+                )
+        return self.finish()
+
+    def finish(self) -> PeertileError | None:
+        """Completion is proven: find the error, release what is owned. The same answer each time."""
+        if not self.is_finished:
+            self.error = self._find_error()
+            self.is_finished = True
+            self.release()
+        return self.error
+
+    def _find_error(self) -> PeertileError | None:
+        """The error of the first operation that failed. Takes the fault: what is enqueued later runs."""
+        ticket = self._ticket()
+        if ticket is None:
+            return None
+        driver = self.stream.device.driver
+        status = driver.query(ticket)
+        if status is Status.DONE:
+            return None
+        record = driver.fault(ticket)
+        if record is None:
+            return None
+        driver.take_fault(self.stream.handle)
+        return self._told(record if status is Status.FAULTED or record.cause is None else record.cause)
+
+
+class ExecutionContext(Submission):
     """What an operation sees when it is executed; a custom operation gets it in `execute`.
 
     `retain(...)` keeps objects alive until the work is over, `lease(...)` takes the right to use byte ranges,
@@ -84,22 +141,18 @@ class ExecutionContext:
         "batch",
         "depends",
         "device",
-        "error",
         "first",
         "gathers",
         "gives_up_leases",
         "handle",
         "host_pending",
-        "is_finished",
         "is_sealed",
         "keep",
         "leases",
         "makers",
-        "name",
         "on_caller",
         "recording",
         "site",
-        "stream",
     )
 
     def __init__(self, name: str, stream: Stream, *, on_caller: bool, recording: Recording | None = None) -> None:
@@ -314,24 +367,8 @@ class ExecutionContext:
         last = self.last
         return last is None or self._driver.query(last) is not Status.PENDING
 
-    def wait(self, timeout_s: float | None = None) -> PeertileError | None:
-        """Block until everything has left the stream; the error, if it failed. WaitTimeout at the bound."""
-        if not self.is_finished and self.last is not None:
-            status = self._driver.wait(self.last, timeout_s)
-            if status is Status.PENDING:
-                raise WaitTimeout(
-                    f"{self.name}: expected to complete within {timeout_s:g} s, still running; wait longer",
-                    op=self.name,
-                )
-        return self.finish()
-
-    def finish(self) -> PeertileError | None:
-        """Completion is proven: find the error, release what is owned. The same answer each time."""
-        if not self.is_finished:
-            self.error = self._find_error()
-            self.is_finished = True
-            self.release()
-        return self.error
+    def _ticket(self) -> Ticket | None:
+        return self.last
 
     def last_on(self, handle: StreamHandle) -> int | None:
         """The number of what was enqueued last, if that is on the stream `handle`; None where it is not."""
@@ -374,20 +411,9 @@ class ExecutionContext:
 
     # ---------------------------------------------------------------- faults
 
-    def _find_error(self) -> PeertileError | None:
-        """The error of the first operation that failed. Takes the fault: what is enqueued later runs."""
+    def _told(self, failing: FaultRecord) -> PeertileError:
         last = self.last
-        if last is None:
-            return None
-        driver = self._driver
-        status = driver.query(last)
-        if status is Status.DONE:
-            return None
-        record = driver.fault(last)
-        if record is None:
-            return None
-        driver.take_fault(self.handle)
-        failing = record if status is Status.FAULTED or record.cause is None else record.cause
+        assert last is not None
         for other in self.depends or ():  # work of another submission that this one uses: it knows best
             error = other.finish() if other.is_done() else None
             if error is not None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from peertile.errors import PeertileError, UsageError, WaitTimeout
-from peertile.runtime.context import Maker, explain
-from peertile.runtime.driver import DriverDevice, Status, StreamHandle, Ticket
+from peertile.errors import PeertileError, UsageError
+from peertile.runtime.context import Maker, Submission, explain
+from peertile.runtime.driver import DriverDevice, FaultRecord, Status, StreamHandle, Ticket
 from peertile.runtime.stream import leak
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ _NOTHING = -1
 """The sequence number of a launch that was never enqueued, on a stream that never held anything."""
 
 
-class Launched:
+class Launched(Submission):
     """See the module docstring. `maker`: how its fault is told, as `ExecutionContext.makers` has it."""
 
     __slots__ = (
-        "__weakref__", "error", "is_finished", "left", "maker", "name", "sequence", "site", "size", "stream", "uses",
+        "__weakref__", "left", "maker", "sequence", "site", "size", "uses",
     )  # fmt: skip
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use], maker: Maker) -> None:
@@ -94,24 +94,8 @@ class Launched:
             or driver.query(Ticket(stream.handle, sequence, self.name)) is not Status.PENDING
         )
 
-    def wait(self, timeout_s: float | None = None) -> PeertileError | None:
-        """Block until it has left its stream; the error, if it failed. WaitTimeout at the bound."""
-        if not self.is_finished and self.sequence > 0:
-            status = self.driver.wait(Ticket(self.stream.handle, self.sequence, self.name), timeout_s)
-            if status is Status.PENDING:
-                raise WaitTimeout(
-                    f"{self.name}: expected to complete within {timeout_s:g} s, still running; wait longer",
-                    op=self.name,
-                )
-        return self.finish()
-
-    def finish(self) -> PeertileError | None:
-        """Completion is proven: find the error, release what is owned. The same answer each time."""
-        if not self.is_finished:
-            self.error = self._find_error()
-            self.is_finished = True
-            self.release()
-        return self.error
+    def _ticket(self) -> Ticket | None:
+        return Ticket(self.stream.handle, self.sequence, self.name) if self.sequence > 0 else None
 
     def ended(self) -> Sequence[Claim]:
         """It is over: what is to be given back."""
@@ -140,20 +124,7 @@ class Launched:
                 self.is_finished = True
                 self.release()
 
-    def _find_error(self) -> PeertileError | None:
-        """Its error. Takes the fault: what is enqueued later runs."""
-        if self.sequence <= 0:
-            return None
-        driver, handle = self.driver, self.stream.handle
-        ticket = Ticket(handle, self.sequence, self.name)
-        status = driver.query(ticket)
-        if status is Status.DONE:
-            return None
-        record = driver.fault(ticket)
-        if record is None:
-            return None
-        driver.take_fault(handle)
-        failing = record if status is Status.FAULTED or record.cause is None else record.cause
+    def _told(self, failing: FaultRecord) -> PeertileError:
         if failing.sequence == self.sequence:
             error = self.maker[0](failing, *self.maker[1:])
             assert isinstance(error, PeertileError)
