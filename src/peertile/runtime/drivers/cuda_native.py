@@ -204,6 +204,38 @@ define i64 @cuda_enqueue(ptr %lane, ptr %plan, ptr %args, i64 %have, i64 %awaite
   ret i64 %result
 }}
 
+; Whether every word of the arguments that the plan has a bound for is from 1 to that.
+define internal i1 @fits(ptr %plan, ptr %args) {{
+entry:
+{_words("%plan", nchecks=Plan.N_CHECKS)}
+  br label %check
+check:
+  %k = phi i64 [0, %entry], [%k.next, %checked]
+  %more = icmp slt i64 %k, %nchecks
+  br i1 %more, label %one, label %yes
+one:
+  %at = mul i64 %k, 2
+  %at.slot = add i64 %at, {int(Plan.CHECKS)}
+  %at.most = add i64 %at, {int(Plan.CHECKS) + 1}
+  %slot.p = getelementptr i64, ptr %plan, i64 %at.slot
+  %slot = load i64, ptr %slot.p
+  %most.p = getelementptr i64, ptr %plan, i64 %at.most
+  %most = load i64, ptr %most.p
+  %value.p = getelementptr i64, ptr %args, i64 %slot
+  %value = load i64, ptr %value.p, align 1
+  %low = icmp slt i64 %value, 1
+  %high = icmp sgt i64 %value, %most
+  %outside = or i1 %low, %high
+  br i1 %outside, label %no, label %checked
+checked:
+  %k.next = add i64 %k, 1
+  br label %check
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
 define internal i64 @launch(ptr %lane, ptr %plan, ptr %args, i64 %given, i64 %awaited, i1 %forced) {{
 entry:
 {
@@ -247,7 +279,6 @@ entry:
             need=Plan.SCRATCH_BYTES,
             overlap=Plan.OVERLAP,
             tells=Plan.TELLS,
-            nchecks=Plan.N_CHECKS,
         )
     }
   %word.ptr = inttoptr i64 %word to ptr
@@ -264,26 +295,8 @@ entry:
   %no.b = or i1 %no.a, %small
   br i1 %no.b, label %long, label %check
 check:
-  %k = phi i64 [0, %entry], [%k.next, %checked]
-  %more = icmp slt i64 %k, %nchecks
-  br i1 %more, label %one, label %before
-one:
-  %at = mul i64 %k, 2
-  %at.slot = add i64 %at, {int(Plan.CHECKS)}
-  %at.most = add i64 %at, {int(Plan.CHECKS) + 1}
-  %slot.p = getelementptr i64, ptr %plan, i64 %at.slot
-  %slot = load i64, ptr %slot.p
-  %most.p = getelementptr i64, ptr %plan, i64 %at.most
-  %most = load i64, ptr %most.p
-  %value.p = getelementptr i64, ptr %args, i64 %slot
-  %value = load i64, ptr %value.p, align 1
-  %low = icmp slt i64 %value, 1
-  %high = icmp sgt i64 %value, %most
-  %outside = or i1 %low, %high
-  br i1 %outside, label %long, label %checked
-checked:
-  %k.next = add i64 %k, 1
-  br label %check
+  %fits = call i1 @fits(ptr %plan, ptr %args)
+  br i1 %fits, label %before, label %long
 before:
   ; A marker before what may block, so that a wait for an earlier operation never waits for it; or it tells itself
   ; when it begins, which takes the GPU no time.

@@ -91,7 +91,7 @@ look:
 {word("issued", "lane", lane.ISSUED)}{word("posted", "lane", lane.POSTED)}{word("used", "lane", lane.USED)}
 {word("slots", "lane", lane.SLOTS)}{word("depth", "lane", lane.DEPTH)}{word("have", "lane", lane.SCRATCH_BYTES)}
 {word("jam", "lane", lane.JAM)}{word("seen.at", "lane", lane.WORD)}{word("ring", "lane", lane.RING)}
-{word("need", "plan", plan.SCRATCH_BYTES)}{word("nbytes", "plan", plan.N_BYTES)}{word("checks", "plan", plan.N_CHECKS)}
+{word("need", "plan", plan.SCRATCH_BYTES)}{word("nbytes", "plan", plan.N_BYTES)}
   %seen.ptr = inttoptr i64 %seen.at to ptr
   %seen = load atomic i64, ptr %seen.ptr acquire, align 8
   %queued = sub i64 %head, %done
@@ -114,26 +114,8 @@ look:
   %no.6 = or i1 %no.5, %jammed
   br i1 %no.6, label %no, label %check
 check:
-  %k = phi i64 [0, %look], [%k.next, %checked]
-  %more = icmp slt i64 %k, %checks
-  br i1 %more, label %one, label %put
-one:
-  %twice = mul i64 %k, 2
-  %slot.at = add i64 %twice, {int(plan.CHECKS)}
-  %most.at = add i64 %twice, {int(plan.CHECKS) + 1}
-  %slot.p = getelementptr i64, ptr %plan, i64 %slot.at
-  %slot = load i64, ptr %slot.p
-  %most.p = getelementptr i64, ptr %plan, i64 %most.at
-  %most = load i64, ptr %most.p
-  %value.p = getelementptr i64, ptr %args, i64 %slot
-  %value = load i64, ptr %value.p, align 1
-  %low = icmp slt i64 %value, 1
-  %high = icmp sgt i64 %value, %most
-  %outside = or i1 %low, %high
-  br i1 %outside, label %no, label %checked
-checked:
-  %k.next = add i64 %k, 1
-  br label %check
+  %fits = call i1 @fits(ptr %plan, ptr %args)
+  br i1 %fits, label %put, label %no
 put:
   %index = and i64 %head, {RING_SLOTS - 1}
   %offset = mul i64 %index, {SLOT_BYTES}
