@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,11 +45,7 @@ def shared_device():
     device.close()
 
 
-class TestSuiteOverStandIn(CudaSuite):
-    @pytest.fixture
-    def device(self, shared_device):
-        return shared_device
-
+class StandInSuite(CudaSuite):
     @pytest.fixture
     def kernels(self):
         return SUITE
@@ -56,6 +53,12 @@ class TestSuiteOverStandIn(CudaSuite):
     @pytest.fixture
     def extra(self):
         return lambda entry: extra_kernel(b"python", entry)
+
+
+class TestSuiteOverStandIn(StandInSuite):
+    @pytest.fixture
+    def device(self, shared_device):
+        return shared_device
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +73,10 @@ def fed_device():
         device.close()
 
 
-class TestSuiteWithFeeder(CudaSuite):
+class TestSuiteWithFeeder(StandInSuite):
     @pytest.fixture
     def device(self, fed_device):
         return fed_device
-
-    @pytest.fixture
-    def kernels(self):
-        return SUITE
-
-    @pytest.fixture
-    def extra(self):
-        return lambda entry: extra_kernel(b"python", entry)
 
 
 @pytest.fixture
@@ -684,11 +679,16 @@ def test_the_feeder_makes_launches_in_order(fed_device):
     add = device.prepare_launch(device.load_module(SUITE.add), (1, 1, 1), options("add"))
     first = device.last_ticket(s).sequence
     numbers = posted(device, s, add, args(at, at + 8, at + 8), 1500)
-    assert numbers == list(range(first + 1, first + 1501))
+    end = time.monotonic() + 20
+    while s.lane[Lane.HEAD] <= 100 and time.monotonic() < end:
+        # On a busy host the feeder slept so far, or the stand-in was behind by more than is let in flight.
+        device.wait(device.last_ticket(s), 20)
+        numbers += posted(device, s, add, args(at, at + 8, at + 8), 200)
     numbers += device.launch_many(s, [(add, args(at, at + 8, at + 8))] * 300)
-    assert device.last_ticket(s).sequence == numbers[-1] == first + 1800
+    assert numbers == list(range(first + 1, first + 1 + len(numbers)))
+    assert device.last_ticket(s).sequence == numbers[-1]
     assert device.wait(device.last_ticket(s), 20) is Status.DONE
-    assert read_words(device, s, at + 8, 1) == [1800]
+    assert read_words(device, s, at + 8, 1) == [len(numbers)]
     assert s.lane[Lane.HEAD] > 100
     assert s.lane[Lane.HEAD] == s.lane[Lane.DONE]
 
