@@ -114,6 +114,22 @@ def members(cls: type) -> Iterator[tuple[str, str, str]]:
             yield name, inspect.getdoc(value) or "", text
 
 
+def inherited(cls: type) -> tuple[list[type], list[tuple[str, str, str]]]:
+    """Bases of `cls` that have a section of their own, and the members to list: those of bases without one too."""
+    exported = [value for module in (LANGUAGE, *API) for value in public(module).values()]
+    shown: list[type] = []
+    listed = list(members(cls))
+    for base in cls.__mro__[1:]:
+        if not base.__module__.startswith("peertile") or any(issubclass(other, base) for other in shown):
+            continue
+        if base in exported:
+            shown.append(base)
+        else:
+            known = {name for name, _, _ in listed}
+            listed += [member for member in members(base) if member[0] not in known]
+    return shown, listed
+
+
 def entry(prefix: str, name: str, value: Any) -> list[str]:
     """The section of one name."""
     is_exception = isinstance(value, type) and issubclass(value, BaseException)
@@ -128,10 +144,9 @@ def entry(prefix: str, name: str, value: Any) -> list[str]:
     if isinstance(value, type) and issubclass(value, Enum):
         lines += ["Members: " + ", ".join(f"`{member.name}`" for member in value) + ".", ""]
     elif isinstance(value, type) and not is_exception:
-        for base in value.__bases__:
-            if base.__module__.startswith("peertile") and next(members(base), None):
-                lines += [f"- all of `{base.__name__}`"]
-        for member, text, form in members(value):
+        shown_bases, listed = inherited(value)
+        lines += [f"- all of `{base.__name__}`" for base in shown_bases]
+        for member, text, form in listed:
             # Members show what they are; their examples are in the source.
             about = " ".join(text.partition("Example")[0].split())
             lines += [f"- `{member}{form}`: {about}"]
