@@ -1,14 +1,17 @@
 """The disk cache: hits, single flight, corruption, size bound, disks that refuse."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from tests.backends.cpu.util import K, exclusive
 
+import peertile.backends.cache as cache_module
 from peertile.backends.cache import SUFFIX, CacheStats, DiskCache, key_of
 from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cpu.target import named_target
@@ -77,6 +80,106 @@ def test_threads_that_ask_at_once_wait_for_the_one_that_makes(tmp_path):
         t.join(30)
     assert results == [b"code"] * 4
     assert len(made) == 1
+
+
+MAKES = """
+import sys
+from pathlib import Path
+from peertile.backends.cache import DiskCache
+
+def make():
+    print("making", flush=True)
+    assert sys.stdin.readline() == "go on\\n"
+    return b"code"
+
+print(DiskCache(Path(sys.argv[1]), 1 << 20).get("k", make), flush=True)
+"""
+
+
+def maker(folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKES, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def never():
+    raise AssertionError("made twice")
+
+
+def asks(cache, make, results):
+    """A thread that asks `cache`."""
+    thread = threading.Thread(target=lambda: results.append(cache.get("k", make)))
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Set once somebody has found the lock taken."""
+    waiting = threading.Event()
+    pause = time.sleep
+    monkeypatch.setattr(cache_module.time, "sleep", lambda s: (waiting.set(), pause(s))[1])
+    return waiting
+
+
+@pytest.mark.feature("H17", "cpu")
+def test_processes_that_ask_at_once_wait_for_the_one_that_makes(tmp_path, waits):
+    with maker(tmp_path) as other:
+        assert other.stdout.readline() == "making\n"
+        cache, results = DiskCache(tmp_path, 1 << 20), []
+        thread = asks(cache, never, results)
+        assert waits.wait(30)
+        assert other.communicate("go on\n", timeout=30)[0] == "b'code'\n"
+        thread.join(30)
+    assert results == [b"code"]
+    assert cache.stats == CacheStats(hits=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["k" + SUFFIX]  # no lock is left
+
+
+@pytest.mark.feature("H17", "cpu")
+def test_what_a_process_was_making_when_it_was_killed_is_made_by_who_waits(tmp_path, waits):
+    with maker(tmp_path) as other:
+        assert other.stdout.readline() == "making\n"
+        cache, results = DiskCache(tmp_path, 1 << 20), []
+        thread = asks(cache, lambda: b"ours", results)
+        assert waits.wait(30)
+        other.kill()
+        thread.join(30)
+    assert results == [b"ours"]
+    assert cache.stats == CacheStats(misses=1)
+
+
+@pytest.mark.feature("H17", "cpu")
+def test_the_wait_for_another_process_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "_OTHERS_S", 0.02)
+    with maker(tmp_path) as other:
+        assert other.stdout.readline() == "making\n"
+        assert DiskCache(tmp_path, 1 << 20).get("k", lambda: b"ours") == b"ours"
+        other.communicate("go on\n", timeout=30)
+
+
+def test_an_interrupted_wait_for_another_process_leaves_nothing_open(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache_module.time, "sleep", interrupt)
+    with maker(tmp_path) as other:
+        assert other.stdout.readline() == "making\n"
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(KeyboardInterrupt):
+            DiskCache(tmp_path, 1 << 20).get("k", never)
+        assert set(os.listdir("/proc/self/fd")) == before
+        other.communicate("go on\n", timeout=30)
+
+
+def test_without_locks_between_processes_each_makes_its_own(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", refuse)
+    assert DiskCache(tmp_path / "a", 1 << 20).get("k", lambda: b"ours") == b"ours"
+    monkeypatch.setattr(cache_module, "fcntl", None)
+    assert DiskCache(tmp_path / "b", 1 << 20).get("k", lambda: b"ours") == b"ours"
 
 
 def test_a_failure_reaches_all_who_asked_and_is_not_kept(tmp_path):

@@ -191,6 +191,81 @@ except Exception as error:
     assert causes(report) == expected
 
 
+MEET = """
+from peertile.comm.control import RankState
+
+def until_rank_0_has_left():
+    end = time.monotonic() + 30
+    while group.states()[0] is not RankState.LEFT:
+        assert time.monotonic() < end
+        os.sched_yield()
+
+group = init()
+pair = group.subgroup([1, 2])
+"""
+
+
+@pytest.mark.slow
+def test_the_others_meet_after_the_rank_that_hosts_the_rendezvous_has_left(tmp_path):
+    path = write(
+        tmp_path,
+        MEET
+        + """
+if group.rank == 0:
+    sys.exit()
+until_rank_0_has_left()
+for k in range(20):
+    assert pair.exchange(bytes([group.rank, k]), "after") == [bytes([1, k]), bytes([2, k])]
+""",
+    )
+    assert causes(start(path, 3)) == dict.fromkeys(range(3), (0, "ended normally"))
+
+
+@pytest.mark.slow
+def test_a_second_job_on_the_port_begins_while_the_first_still_meets(tmp_path):
+    path = write(
+        tmp_path,
+        MEET
+        + """
+if group.rank != 0:
+    until_rank_0_has_left()
+    pair.barrier("rank 0 is on its way into the next job")
+group.close()
+again = init()
+assert again is not group
+assert again.exchange(bytes([again.rank]), "again") == [b"\\0", b"\\1", b"\\2"]
+""",
+    )
+    assert causes(start(path, 3)) == dict.fromkeys(range(3), (0, "ended normally"))
+
+
+@pytest.mark.slow
+def test_who_still_meets_when_the_host_of_the_rendezvous_stays_no_longer_is_told(tmp_path):
+    path = write(
+        tmp_path,
+        MEET
+        + """
+import peertile.comm.launcher as launcher
+launcher._HOST_LINGER_S = 0.05
+if group.rank == 0:
+    sys.exit()
+end = time.monotonic() + 30
+try:
+    while time.monotonic() < end:
+        pair.barrier("again")
+except Exception as error:
+    said = "left the group: its program ended normally, and it hosted the rendezvous"
+    assert str(error) == f"rank 0 failed: {said}", error
+    sys.exit(7)
+""",
+    )
+    assert causes(start(path, 3)) == {
+        0: (0, "ended normally"),
+        1: (7, "exited with status 7"),
+        2: (7, "exited with status 7"),
+    }
+
+
 @pytest.mark.slow
 def test_a_rank_that_waits_elsewhere_is_ended_after_the_grace(tmp_path):
     path = write(

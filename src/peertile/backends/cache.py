@@ -2,18 +2,20 @@
 
 An entry is a file named by its key: the digest of its content, then the content. Entries are put in place by
 renaming, so readers (other processes too) see a whole file or none; a file that fails its digest is deleted
-and made again. In one process a key is made once, however many threads ask (single flight). The size bound is
-kept by deleting what was used longest ago. A disk that cannot be read or written costs time, never a failure.
+and made again. A key is made once, however many threads and processes ask at the same time (single flight): ranks start
+together and want the same kernels, and on fewer cores than ranks each would compile for all the others' time. The size
+bound is kept by deleting what was used longest ago. A disk that cannot be read or written costs time, never a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,18 +23,28 @@ from typing import Final
 
 from peertile.config import config, warn_of_cache
 
+try:
+    import fcntl
+except ImportError:  # not a Unix: no locks between processes
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["CacheStats", "DiskCache", "default_cache", "key_of"]
 
 SUFFIX: Final = ".kernel"
+_MAKING: Final = ".making-"
+_LOCK: Final = ".lock-"
 _DIGEST: Final = 32
 _ABANDONED_S: Final = 3600.0
 """A temporary file this old belongs to a process that died."""
+_OTHERS_S: Final = 120.0
+"""So long another process may take to make an entry; then this one makes it too (the other may be stopped). A process
+that dies lets go at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """What happened so far in this process. Every request is a hit (disk), a join or a miss; `corrupt` ones are
-    misses too. `joins` waited for another thread that was making the same entry."""
+    misses too. `joins` waited for another thread that was making the same entry; what another process made is a hit."""
 
     hits: int = 0
     misses: int = 0
@@ -112,15 +124,35 @@ class DiskCache:
 
     def _find_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
         path = self.folder / (key + SUFFIX)
-        found = self._read(path) if self.max_bytes else None
-        if found is not None:
-            self._count(hits=1)
-            return found
-        content = make()
-        self._count(misses=1)
-        if self.max_bytes:
-            self._write(path, content)
-        return content
+        if not self.max_bytes:
+            self._count(misses=1)
+            return make()
+        found = self._read(path)
+        if found is None:
+            with self._alone(key):
+                found = self._read(path)  # another process may have made it meanwhile
+                if found is None:
+                    content = make()
+                    self._count(misses=1)
+                    self._write(path, content)
+                    return content
+        self._count(hits=1)
+        return found
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """While other processes wait that want the same entry. Best effort: where files cannot be locked, each makes
+        its own. Keys lock files of their own, so who makes one entry can ask for another."""
+        path = self.folder / f"{_LOCK}{key}"
+        fd = _locked(path)
+        try:
+            yield
+        finally:
+            if fd is not None:
+                # Unlinked while locked: who waits with the old file finds the entry, who comes later finds it first.
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                os.close(fd)
 
     def _read(self, path: Path) -> bytes | None:
         try:
@@ -142,7 +174,7 @@ class DiskCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            fd, temporary = tempfile.mkstemp(prefix=".making-", dir=self.folder)
+            fd, temporary = tempfile.mkstemp(prefix=_MAKING, dir=self.folder)
         except OSError as error:
             warn_of_cache(self.folder, error.strerror)
             return
@@ -168,7 +200,7 @@ class DiskCache:
                         continue  # another process deleted it meanwhile
                     if entry.name.endswith(SUFFIX):
                         entries.append((status.st_mtime, status.st_size, Path(entry.path)))
-                    elif entry.name.startswith(".making-") and now - status.st_mtime > _ABANDONED_S:
+                    elif entry.name.startswith((_MAKING, _LOCK)) and now - status.st_mtime > _ABANDONED_S:
                         Path(entry.path).unlink(missing_ok=True)
         except OSError:
             return
@@ -180,6 +212,35 @@ class DiskCache:
                 path.unlink(missing_ok=True)
                 total -= size
                 self._count(evicted=1)
+
+
+def _locked(path: Path) -> int | None:
+    """Descriptor of the file, locked; None if that cannot be had within the bound."""
+    if fcntl is None:
+        return None
+    end = time.monotonic() + _OTHERS_S
+    pause_s = 0.001
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            if time.monotonic() > end:
+                break
+            time.sleep(pause_s)  # the system has no wait for a lock with a bound
+            pause_s = min(2 * pause_s, 0.02)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError):  # a file system without locks
+            return None
+        raise
+    os.close(fd)
+    return None
 
 
 _default: DiskCache | None = None

@@ -40,6 +40,7 @@ __all__ = [
 _THREAD_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 2.0
 _LINGER_S = 1.0
+_HOST_LINGER_S = 10.0  # rank 0 has ended well and waits for those that meet at its rendezvous
 
 
 class _ThisProcess:
@@ -50,6 +51,7 @@ class _ThisProcess:
         self.link: Link | None = None
         self.lifeline: Lifeline | None = None
         self.hooked = False
+        self.failed = False  # this rank ends with an error that its peers have been told
 
 
 _this_process = _ThisProcess()
@@ -251,6 +253,7 @@ def lifeline() -> Lifeline | None:
 def report_failure(error: BaseException) -> None:
     """Tells the group and the launcher that this rank ends with `error`. Never waits."""
     cause = describe(error)
+    _this_process.failed = True
     group = current_group()
     if group is not None:
         group.dying(cause)
@@ -407,8 +410,12 @@ def _hook() -> None:
 
 
 def _leave() -> None:
+    """The process ends. Who hosts the rendezvous stays a while for ranks that are still at work: they may have to meet
+    each other. Not after a failure, which has ended their work, and which the launcher is to see."""
     if _this_process.group is not None:
         _this_process.group.close()
+    if isinstance(_this_process.link, SocketLink) and not _this_process.failed:
+        _this_process.link.linger(_HOST_LINGER_S)
 
 
 def _after_fork() -> None:

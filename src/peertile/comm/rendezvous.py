@@ -148,7 +148,11 @@ class LocalLink:
 
 
 class Server:
-    """Rank 0's rendezvous: one thread that accepts the ranks and drives the coordinator."""
+    """Rank 0's rendezvous: one thread that accepts the ranks and drives the coordinator.
+
+    It serves until the last rank has left, since other ranks meet each other here after rank 0 is done. Rank 0 gives
+    up the address when it leaves, so that its process can open another job there, and waits at its end (`linger`).
+    """
 
     def __init__(self, listener: socket.socket, size: int, timeout_s: float) -> None:
         self._listener = listener
@@ -160,17 +164,33 @@ class Server:
         self._coordinator: Coordinator | None = None
         self._refusal: Refused | None = None
         self._over = False
+        self._unlisted = threading.Event()  # the address is free again
+        self._bell, self._heard = socket.socketpair()  # rung by the process at its end
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._heard, selectors.EVENT_READ, self._stop)
         self._thread = threading.Thread(target=self._run, name="peertile-coordinator", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
+    def left(self, timeout_s: float) -> None:
+        """Rank 0 has left: returns when the address is free, the other ranks are still served."""
+        self._unlisted.wait(timeout_s)
+
+    def linger(self, timeout_s: float) -> None:
+        """The process is about to end: the others get until `timeout_s` to leave, and then hear of it."""
+        self._thread.join(timeout_s)
+        with contextlib.suppress(OSError):
+            self._bell.send(b"!")
+        self._thread.join(_ANSWER_MARGIN_S)
+
     def abandon(self) -> None:
         """In a forked child: closes the inherited sockets. The selector is left alone, it is the parent's too."""
         self._listener.close()
+        self._bell.close()
+        self._heard.close()
         for peer in self._peers.values():
             peer.socket.close()
 
@@ -178,17 +198,19 @@ class Server:
         try:
             while not self._over:
                 for key, _ in self._selector.select(self._wait_s()):
-                    if key.data is None:
-                        self._accept()
-                    else:
+                    if isinstance(key.data, _Peer):
                         self._serve(key.data)
+                    else:
+                        key.data()
                 self._expire()
             self._flush()
         finally:
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, socket.socket):
                     key.fileobj.close()
+            self._bell.close()
             self._selector.close()
+            self._unlisted.set()
 
     def _wait_s(self) -> float | None:
         deadline = self._deadline if self._coordinator is None else self._coordinator.next_deadline()
@@ -212,6 +234,14 @@ class Server:
         for peer in self._peers.values():
             peer.send(self._refusal)
 
+    def _stop(self) -> None:
+        self._over = True
+
+    def _unlist(self) -> None:
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._unlisted.set()
+
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         if not _same_user(connection):
@@ -228,7 +258,7 @@ class Server:
             elif peer.rank is not None and self._coordinator is not None:
                 self._handle(self._coordinator, peer.rank, message, fds)
                 if isinstance(message, Leave) and peer.rank == 0:
-                    self._over = True
+                    self._unlist()
         if peer.ended:
             self._selector.unregister(peer.socket)
             peer.socket.close()
@@ -236,6 +266,7 @@ class Server:
                 del self._peers[peer.rank]
                 if self._coordinator is not None:
                     self._coordinator.lose(peer.rank, f"its process {peer.pid} ended without leaving the group")
+                    self._over = not self._peers
 
     def _handle(self, coordinator: Coordinator, rank: int, message: Request, fds: tuple[int, ...]) -> None:
         """One message. What goes wrong with it is told to the rank that sent it: this thread serves all ranks."""
@@ -441,11 +472,16 @@ class SocketLink:
         self.tell(Leave())
         self.closed = True
         if self.server is not None:
-            self.server.join(3.0)
+            self.server.left(_ANSWER_MARGIN_S)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(1.0)
         self._socket.close()
+
+    def linger(self, timeout_s: float) -> None:
+        """This process ends: ranks that meet each other at its rendezvous get until `timeout_s` to leave too."""
+        if self.server is not None:
+            self.server.linger(timeout_s)
 
     def abandon(self) -> None:
         """In a forked child: drops what it inherited, so that the end of the parent is seen by its peers."""
