@@ -206,6 +206,7 @@ pair = group.subgroup([1, 2])
 
 
 @pytest.mark.slow
+@pytest.mark.sentence("PR-5")
 def test_the_others_meet_after_the_rank_that_hosts_the_rendezvous_has_left(tmp_path):
     path = write(
         tmp_path,
@@ -240,6 +241,7 @@ assert again.exchange(bytes([again.rank]), "again") == [b"\\0", b"\\1", b"\\2"]
 
 
 @pytest.mark.slow
+@pytest.mark.sentence("PR-5")
 def test_who_still_meets_when_the_host_of_the_rendezvous_stays_no_longer_is_told(tmp_path):
     path = write(
         tmp_path,
