@@ -162,14 +162,30 @@ def test_an_interrupted_wait_for_another_process_leaves_nothing_open(tmp_path, m
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache_module.time, "sleep", interrupt)
     with maker(tmp_path) as other:
         assert other.stdout.readline() == "making\n"
         before = set(os.listdir("/proc/self/fd"))
-        with pytest.raises(KeyboardInterrupt):
-            DiskCache(tmp_path, 1 << 20).get("k", never)
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_module.time, "sleep", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                DiskCache(tmp_path, 1 << 20).get("k", never)
         assert set(os.listdir("/proc/self/fd")) == before
         other.communicate("go on\n", timeout=30)
+
+
+def test_a_child_that_was_forked_while_an_entry_was_made_keeps_nobody_waiting(tmp_path):
+    lock, held = tmp_path / ".lock-k", []
+
+    def make():
+        (locked,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(lock)]
+        held.append(os.dup(int(locked)))  # what a child has: the same open file
+        held.append(os.open(lock, os.O_RDWR))  # and one who waits
+        return b"code"
+
+    assert DiskCache(tmp_path, 1 << 20).get("k", make) == b"code"
+    cache_module.fcntl.flock(held[1], cache_module.fcntl.LOCK_EX | cache_module.fcntl.LOCK_NB)
+    for fd in held:
+        os.close(fd)
 
 
 def test_without_locks_between_processes_each_makes_its_own(tmp_path, monkeypatch):

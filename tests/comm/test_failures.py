@@ -205,13 +205,17 @@ pair = group.subgroup([1, 2])
 """
 
 
+def meeting(folder, body):
+    """How three ranks end that run `body`, two of them with a group of their own."""
+    return causes(start(write(folder, MEET + body), 3))
+
+
 @pytest.mark.slow
 @pytest.mark.sentence("PR-5")
 def test_the_others_meet_after_the_rank_that_hosts_the_rendezvous_has_left(tmp_path):
-    path = write(
+    ended = meeting(
         tmp_path,
-        MEET
-        + """
+        """
 if group.rank == 0:
     sys.exit()
 until_rank_0_has_left()
@@ -219,15 +223,14 @@ for k in range(20):
     assert pair.exchange(bytes([group.rank, k]), "after") == [bytes([1, k]), bytes([2, k])]
 """,
     )
-    assert causes(start(path, 3)) == dict.fromkeys(range(3), (0, "ended normally"))
+    assert ended == dict.fromkeys(range(3), (0, "ended normally"))
 
 
 @pytest.mark.slow
 def test_a_second_job_on_the_port_begins_while_the_first_still_meets(tmp_path):
-    path = write(
+    ended = meeting(
         tmp_path,
-        MEET
-        + """
+        """
 if group.rank != 0:
     until_rank_0_has_left()
     pair.barrier("rank 0 is on its way into the next job")
@@ -237,16 +240,15 @@ assert again is not group
 assert again.exchange(bytes([again.rank]), "again") == [b"\\0", b"\\1", b"\\2"]
 """,
     )
-    assert causes(start(path, 3)) == dict.fromkeys(range(3), (0, "ended normally"))
+    assert ended == dict.fromkeys(range(3), (0, "ended normally"))
 
 
 @pytest.mark.slow
 @pytest.mark.sentence("PR-5")
 def test_who_still_meets_when_the_host_of_the_rendezvous_stays_no_longer_is_told(tmp_path):
-    path = write(
+    ended = meeting(
         tmp_path,
-        MEET
-        + """
+        """
 import peertile.comm.launcher as launcher
 launcher._HOST_LINGER_S = 0.05
 if group.rank == 0:
@@ -261,7 +263,7 @@ except Exception as error:
     sys.exit(7)
 """,
     )
-    assert causes(start(path, 3)) == {
+    assert ended == {
         0: (0, "ended normally"),
         1: (7, "exited with status 7"),
         2: (7, "exited with status 7"),

@@ -9,14 +9,13 @@ bound is kept by deleting what was used longest ago. A disk that cannot be read 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -139,7 +138,7 @@ class DiskCache:
         self._count(hits=1)
         return found
 
-    @contextlib.contextmanager
+    @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
         """While other processes wait that want the same entry. Best effort: where files cannot be locked, each makes
         its own. Keys lock files of their own, so who makes one entry can ask for another."""
@@ -148,10 +147,13 @@ class DiskCache:
         try:
             yield
         finally:
-            if fd is not None:
+            if fd is not None and fcntl is not None:
                 # Unlinked while locked: who waits with the old file finds the entry, who comes later finds it first.
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
+                # Said, not left to closing: a child that was forked meanwhile has the file open, too.
+                with suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
     def _read(self, path: Path) -> bytes | None:
@@ -218,29 +220,28 @@ def _locked(path: Path) -> int | None:
     """Descriptor of the file, locked; None if that cannot be had within the bound."""
     if fcntl is None:
         return None
-    end = time.monotonic() + _OTHERS_S
-    pause_s = 0.001
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
+    end = time.monotonic() + _OTHERS_S
+    pause_s = 0.001
+    is_locked = False
     try:
-        while True:
+        while time.monotonic() <= end:
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return fd
-            if time.monotonic() > end:
+                is_locked = True
                 break
             time.sleep(pause_s)  # the system has no wait for a lock with a bound
             pause_s = min(2 * pause_s, 0.02)
-    except BaseException as error:
-        os.close(fd)
-        if isinstance(error, OSError):  # a file system without locks
-            return None
-        raise
-    os.close(fd)
-    return None
+    except OSError:
+        pass  # a file system without locks
+    finally:
+        if not is_locked:
+            os.close(fd)
+    return fd if is_locked else None
 
 
 _default: DiskCache | None = None

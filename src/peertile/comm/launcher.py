@@ -48,7 +48,7 @@ class _ThisProcess:
 
     def __init__(self) -> None:
         self.group: Group | None = None
-        self.link: Link | None = None
+        self.links: list[SocketLink] = []  # of the jobs that it has joined, while anything of them is open
         self.lifeline: Lifeline | None = None
         self.hooked = False
         self.failed = False  # this rank ends with an error that its peers have been told
@@ -129,6 +129,7 @@ def join(place: Placement, device: Device | None = None) -> Group:
                 server.join(_LINGER_S)  # the others are to hear why, too
             raise
         socket_link.server = server
+        _this_process.links = [other for other in _this_process.links if not other.finished] + [socket_link]
         link = socket_link
     group = Group(
         *(link, 0, tuple(range(place.size)), place.rank),
@@ -136,7 +137,7 @@ def join(place: Placement, device: Device | None = None) -> Group:
         local_rank=place.local_rank,
         local_size=place.local_size,
     )
-    _this_process.group, _this_process.link = group, link
+    _this_process.group, _this_process.failed = group, False
     if device is not None:
         use_device(device)
     return group
@@ -414,14 +415,16 @@ def _leave() -> None:
     each other. Not after a failure, which has ended their work, and which the launcher is to see."""
     if _this_process.group is not None:
         _this_process.group.close()
-    if isinstance(_this_process.link, SocketLink) and not _this_process.failed:
-        _this_process.link.linger(_HOST_LINGER_S)
+    if not _this_process.failed:
+        end = time.monotonic() + _HOST_LINGER_S
+        for link in _this_process.links:
+            link.linger(max(end - time.monotonic(), 0.0))
 
 
 def _after_fork() -> None:
     """A forked child is no rank: it keeps nothing open that would hide the end of its parent from the peers."""
-    if isinstance(_this_process.link, SocketLink):
-        _this_process.link.abandon()
+    for link in _this_process.links:
+        link.abandon()
     if _this_process.lifeline is not None:
         _this_process.lifeline.abandon()
 
