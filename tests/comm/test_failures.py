@@ -428,6 +428,7 @@ def test_the_first_failure_is_one_that_no_other_rank_caused():
 # Other launchers, and ranks that do not come
 
 
+@pytest.mark.sentence("PR-1")
 @pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.native_only

@@ -186,6 +186,7 @@ def test_a_recovery_whose_callback_fails_raises_everywhere(model):
     assert ranks("recover_callback_fails", 3, model=model) == [own, others, others]
 
 
+@pytest.mark.sentence("PR-30")
 @OWN_JOB
 @pytest.mark.feature("S5", "cpu")
 def test_f64_a_wait_for_a_rank_that_does_not_come_is_bounded(model):

@@ -417,6 +417,7 @@ def post_once(z: T.Exclusive, box: T.Mailbox):
     z.store(total)
 
 
+@pytest.mark.sentence("MB-11")
 def test_grid_larger_than_the_mailbox_is_refused():
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         box = heap.mailbox(tile=8, dtype=pt.f32, programs=1)

@@ -94,6 +94,7 @@ def test_two_launches_in_flight_wait_for_each_other():
     assert spawn(peer_ranks.two_in_flight, 1) == [[1, 1]]
 
 
+@pytest.mark.sentence("MB-14")
 @pytest.mark.sentence("PR-32")
 @pytest.mark.sentence("PR-34")
 @pytest.mark.sentence("SG-32")
@@ -108,6 +109,7 @@ def test_exception_in_rank_1_reaches_the_others_and_recovery_gives_right_sums(ra
     assert all(second == ("PeerFailed", cause) for _, second in results)
 
 
+@pytest.mark.sentence("MB-14")
 @pytest.mark.slow
 @pytest.mark.native_only
 @both("ranks")
@@ -160,6 +162,7 @@ def test_killed_rank_is_named_within_five_seconds(ranks):
     assert time.monotonic() - begin < 5 + 10  # five from the death; starting processes comes before
 
 
+@pytest.mark.sentence("MM-46")
 @pytest.mark.native_only
 def test_ranks_with_different_grids_on_one_mailbox_are_told():
     results = spawn(peer_ranks.different_kernels, 2)
@@ -224,6 +227,7 @@ def test_more_programs_than_can_be_resident_is_refused_with_the_number():
         assert not out.numpy().any()
 
 
+@pytest.mark.sentence("MB-7")
 @pytest.mark.parametrize(
     ("make", "message"),
     [

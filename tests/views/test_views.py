@@ -313,6 +313,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sentence("BD-3")
 @pytest.mark.feature("K4", "cpu")
 @pytest.mark.parametrize("name", VIEWS)
 def test_an_exclusive_partition_of_a_host_view_writes_its_elements_and_no_others(name):

@@ -48,7 +48,8 @@ class _ThisProcess:
 
     def __init__(self) -> None:
         self.group: Group | None = None
-        self.link: Link | None = None
+        self.links: list[SocketLink] = []  # of the jobs that it has joined, while anything of them is open
+        self.joined: dict[tuple[int, str], int] = {}  # how often it has met others at a port for a job
         self.lifeline: Lifeline | None = None
         self.hooked = False
         self.failed = False  # this rank ends with an error that its peers have been told
@@ -117,29 +118,40 @@ def join(place: Placement, device: Device | None = None) -> Group:
     than a launcher's variables, as a process group of another library; others call `init`."""
     place_rank(place.local_rank)
     _hook()
-    if place.size == 1:
-        link: Link = LocalLink(LocalHub(1), 0)
-    else:
-        bound = config().wait_timeout_s
-        server = serve(place.port, place.job, place.size, bound) if place.rank == 0 else None
-        try:
-            socket_link = connect(place.port, place.job, place.rank, place.size, bound)
-        except PeertileError:
-            if server is not None:
-                server.join(_LINGER_S)  # the others are to hear why, too
-            raise
-        socket_link.server = server
-        link = socket_link
+    link: Link = LocalLink(LocalHub(1), 0) if place.size == 1 else _meet(place)
     group = Group(
         *(link, 0, tuple(range(place.size)), place.rank),
         model=RankModel.PROCESSES,
         local_rank=place.local_rank,
         local_size=place.local_size,
     )
-    _this_process.group, _this_process.link = group, link
+    _this_process.group, _this_process.failed = group, False
     if device is not None:
         use_device(device)
     return group
+
+
+def _meet(place: Placement) -> SocketLink:
+    """Joins the other ranks at the rendezvous, which rank 0 opens here.
+
+    A job that these processes join again, once they have left it, is another one, at another place: who is quick is
+    not to knock where a slower rank still is in the job before. All ranks have met equally often, so they agree.
+    """
+    known = (place.port, place.job)
+    again = _this_process.joined.get(known, 0)
+    job = f"{place.job}+{again}" if again else place.job
+    bound = config().wait_timeout_s
+    server = serve(place.port, job, place.size, bound) if place.rank == 0 else None
+    try:
+        link = connect(place.port, job, place.rank, place.size, bound)
+    except PeertileError:
+        if server is not None:
+            server.join(_LINGER_S)  # the others are to hear why, too
+        raise
+    link.server = server
+    _this_process.joined[known] = again + 1
+    _this_process.links = [other for other in _this_process.links if not other.finished] + [link]
+    return link
 
 
 class Program:
@@ -414,14 +426,16 @@ def _leave() -> None:
     each other. Not after a failure, which has ended their work, and which the launcher is to see."""
     if _this_process.group is not None:
         _this_process.group.close()
-    if isinstance(_this_process.link, SocketLink) and not _this_process.failed:
-        _this_process.link.linger(_HOST_LINGER_S)
+    if not _this_process.failed:
+        end = time.monotonic() + _HOST_LINGER_S
+        for link in _this_process.links:
+            link.linger(max(end - time.monotonic(), 0.0))
 
 
 def _after_fork() -> None:
     """A forked child is no rank: it keeps nothing open that would hide the end of its parent from the peers."""
-    if isinstance(_this_process.link, SocketLink):
-        _this_process.link.abandon()
+    for link in _this_process.links:
+        link.abandon()
     if _this_process.lifeline is not None:
         _this_process.lifeline.abandon()
 

@@ -181,10 +181,16 @@ class Server:
 
     def linger(self, timeout_s: float) -> None:
         """The process is about to end: the others get until `timeout_s` to leave, and then hear of it."""
-        self._thread.join(timeout_s)
+        with contextlib.suppress(KeyboardInterrupt):  # nobody is kept by it
+            self._thread.join(timeout_s)
         with contextlib.suppress(OSError):
             self._bell.send(b"!")
         self._thread.join(_ANSWER_MARGIN_S)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last rank has left, or nobody could join."""
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """In a forked child: closes the inherited sockets. The selector is left alone, it is the parent's too."""
@@ -243,6 +249,8 @@ class Server:
         self._unlisted.set()
 
     def _accept(self) -> None:
+        if self._unlisted.is_set():
+            return  # rank 0 has left in the same breath
         connection, _ = self._listener.accept()
         if not _same_user(connection):
             connection.close()
@@ -477,6 +485,11 @@ class SocketLink:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(1.0)
         self._socket.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of the job is open here any more."""
+        return self.closed and (self.server is None or self.server.finished)
 
     def linger(self, timeout_s: float) -> None:
         """This process ends: ranks that meet each other at its rendezvous get until `timeout_s` to leave too."""

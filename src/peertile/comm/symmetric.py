@@ -11,8 +11,9 @@ Life of a heap::
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -113,9 +114,10 @@ class SymmetricHeap:
         self.bases = self._memory.bases
         self._arena = _Arena(self.size_bytes)
         try:
-            # Four words at least: kernels read the first two bases before they know how many there are.
-            table = [group.rank, group.size, *self.bases, *([0] if group.size == 1 else [])]
-            self._table = self.device.asarray(np.array(table, np.int64))
+            with group.collective("SymmetricHeap: table"):
+                # Four words at least: kernels read the first two bases before they know how many there are.
+                table = [group.rank, group.size, *self.bases, *([0] if group.size == 1 else [])]
+                self._table = self.device.asarray(np.array(table, np.int64))
         except BaseException:
             self._memory.release()
             raise
@@ -150,6 +152,12 @@ class SymmetricHeap:
         self._objects[id(storage)] = (storage, offset)
         self.device.driver.lend(storage.address, nbytes)
         return storage
+
+    def _give_back(self, storage: Storage, why: str) -> None:
+        """The bytes of an object that nobody uses any more, on any rank."""
+        storage.close(why)
+        self.device.driver.take_back(storage.address, storage.nbytes)
+        self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
 
     def _offset(self, storage: Storage) -> int:
         return self._objects[id(storage)][1]
@@ -266,8 +274,7 @@ class SymmetricHeap:
         # Nobody may reuse the bytes before every rank is done with them.
         self.group.barrier("SymmetricHeap.free")
         for storage in storages:
-            self.device.driver.take_back(storage.address, storage.nbytes)
-            self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
+            self._give_back(storage, "freed")
         if isinstance(item, _Channel) and item in self._channels:
             self._channels.remove(item)
 
@@ -470,6 +477,21 @@ class _Channel:
         """The memory of the channel on this rank."""
         return tuple(self._shared)
 
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        """Around all that allocates. At its end every rank has the channel, with words that are zero before a peer's
+        first store can arrive; or one of them lacked memory, all raise, and none has anything of it."""
+        heap = self.heap
+        try:
+            with heap.group.collective(f"SymmetricHeap.{type(self).__name__.lower()}"):
+                yield
+        except BaseException:
+            for storage in self.storages:
+                del heap._objects[id(storage)]
+                heap._give_back(storage, "not made on every rank")
+            raise
+        heap._channels.append(self)
+
     def _words(self, what: str, shape: tuple[int, int]) -> tuple[int, ...]:
         """Symmetric u64 words, zero; the slots of a `SymmetricType`."""
         storage = self.heap._take(f"{what} {list(shape)}", shape[0] * shape[1] * 8)
@@ -486,14 +508,11 @@ class _Channel:
     def _finish(
         self, kind: Any, words: tuple[int, ...], max_programs: int | None = None, slots: int | None = None
     ) -> None:
-        heap = self.heap
         # One lease speaks for the channel: its memories are used together or not at all, and it keeps them.
         first = self._shared[0]
         uses = (Use(first, 0, first.nbytes, writes=True, channel=True),)
-        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs, slots)
-        heap._channels.append(self)
-        # Words must be zero on every rank before a peer's first store can arrive.
-        heap.group.barrier(f"SymmetricHeap.{type(self).__name__.lower()}")
+        group = self.heap.group
+        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), group, max_programs, slots)
 
     def reset(self) -> None:
         """All words back to zero; called on every rank between two barriers."""
@@ -515,9 +534,10 @@ class Signal(_Channel):
         super().__init__(heap)
         n = heap.group.size
         self.slots = slots
-        arrived = self._words("signal words", (slots, n))
-        words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
-        self._finish(SignalType(), words, slots=slots)
+        with self._made():
+            arrived = self._words("signal words", (slots, n))
+            words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
+            self._finish(SignalType(), words, slots=slots)
         self._arrived = heap._offset(self._shared[0])
         # Epochs that host or stream have written, by slot and destination; kernels count their own.
         self._written: dict[tuple[int, int], int] = {}
@@ -545,8 +565,9 @@ class Counter(_Channel):
     def __init__(self, heap: SymmetricHeap, slots: int) -> None:
         super().__init__(heap)
         self.slots = slots
-        words = (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1)))
-        self._finish(CounterType(), words, slots=slots)
+        with self._made():
+            words = (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1)))
+            self._finish(CounterType(), words, slots=slots)
 
 
 class Barrier(_Channel):
@@ -555,8 +576,9 @@ class Barrier(_Channel):
     def __init__(self, heap: SymmetricHeap, programs: int) -> None:
         super().__init__(heap)
         self.programs = programs
-        words = self._words("barrier words", (programs, heap.group.size))
-        self._finish(BarrierType(), (*words, *self._own_words((programs, 1))), programs)
+        with self._made():
+            words = self._words("barrier words", (programs, heap.group.size))
+            self._finish(BarrierType(), (*words, *self._own_words((programs, 1))), programs)
 
 
 class Mailbox(_Channel):
@@ -585,26 +607,29 @@ class Mailbox(_Channel):
         self.acknowledged = bool(self.links.acknowledged(depth, posts_ahead))
         linked = self.links != everybody
         heap.group.agree((sorted(self.links.pairs), posts_ahead), "SymmetricHeap.mailbox: links and posts_ahead")
+        self._label_storage: Storage | None = None
         rows = programs * depth * n
-        storage = heap._take(f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}", rows * numel * dtype.itemsize)
-        self._shared.append(storage)
-        heap._zero(storage)
-        words: tuple[int, ...] = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
-        words += self._words("mailbox epochs", (programs, n))
-        words += self._words("mailbox signatures", (programs * depth, n))
-        if self.acknowledged:
-            words += self._words("mailbox acknowledgements", (programs, n))
-        if linked:
-            words += self._link_words(self.links.words(heap.group.rank, depth, posts_ahead))
-        self.labels = self._labels()
-        kind = MailboxType(dtype, tile_shape, depth, self.acknowledged, linked, posts_ahead)
-        self._finish(kind, words, programs)
+        tiles = f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}"
+        with self._made():
+            storage = heap._take(tiles, rows * numel * dtype.itemsize)
+            self._shared.append(storage)
+            heap._zero(storage)
+            words: tuple[int, ...] = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
+            words += self._words("mailbox epochs", (programs, n))
+            words += self._words("mailbox signatures", (programs * depth, n))
+            if self.acknowledged:
+                words += self._words("mailbox acknowledgements", (programs, n))
+            self.labels = self._labels()
+            if linked:
+                words += self._link_words(self.links.words(heap.group.rank, depth, posts_ahead))
+            kind = MailboxType(dtype, tile_shape, depth, self.acknowledged, linked, posts_ahead)
+            self._finish(kind, words, programs)
 
     @property
     def storages(self) -> tuple[Storage, ...]:
         """The memory of the mailbox on this rank."""
         # The labels are no words: recovery leaves them as they are.
-        return (*self._shared, *([self._label_storage] if self.labels is not None else []))
+        return (*self._shared, *([self._label_storage] if self._label_storage is not None else []))
 
     def _link_words(self, values: list[int]) -> tuple[int, ...]:
         """What this rank has with each rank: never written again, so not among the words that recovery resets."""
@@ -617,9 +642,8 @@ class Mailbox(_Channel):
         access = _host_access(heap.device)
         if access is None:
             return None
-        storage = heap._take("mailbox labels", LABEL_BYTES)
+        self._label_storage = storage = heap._take("mailbox labels", LABEL_BYTES)
         heap._zero(storage)
-        self._label_storage = storage
         offset = heap._offset(storage)
         return Labels([base + offset for base in heap.bases], heap.group.rank, *access)
 
