@@ -67,7 +67,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", choices=("cpu", "sim", "cuda"), default="cpu", help="where tests with a device fixture run"
     )
     group.addoption(
-        "--rehearse", metavar="ARCH", default=None, help="with --device cuda, without GPUs: compile for ARCH, run on cpu"
+        "--rehearse",
+        metavar="ARCH",
+        default=None,
+        help="with --device cuda, without GPUs: compile for ARCH, run on cpu",
     )
     group.addoption("--gpus", type=int, default=None, help="GPUs of a test: each worker takes its own; all by default")
     group.addoption("--outcomes", type=Path, default=None, help="a line for each test that ends, for tools/runs.py")

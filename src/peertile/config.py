@@ -34,7 +34,9 @@ VARIABLES: Final = (
     Variable("PEERTILE_CACHE_MAX_MB", "MiB >= 0", "512", "size bound of the disk cache; 0 turns it off"),
     Variable("PEERTILE_DEVICE", "cpu, cuda", "cpu", "what a thread works on that names none (peertile run sets it)"),
     Variable(
-        "PEERTILE_REHEARSE", "sm_90, sm_90:132", "unset",
+        "PEERTILE_REHEARSE",
+        "sm_90, sm_90:132",
+        "unset",
         "runs a program for GPUs without one: kernels are compiled for that architecture (and number of"
         " multiprocessors), and run on cpu",
     ),

@@ -162,14 +162,30 @@ def test_an_interrupted_wait_for_another_process_leaves_nothing_open(tmp_path, m
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache_module.time, "sleep", interrupt)
     with maker(tmp_path) as other:
         assert other.stdout.readline() == "making\n"
         before = set(os.listdir("/proc/self/fd"))
-        with pytest.raises(KeyboardInterrupt):
-            DiskCache(tmp_path, 1 << 20).get("k", never)
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_module.time, "sleep", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                DiskCache(tmp_path, 1 << 20).get("k", never)
         assert set(os.listdir("/proc/self/fd")) == before
         other.communicate("go on\n", timeout=30)
+
+
+def test_a_child_that_was_forked_while_an_entry_was_made_keeps_nobody_waiting(tmp_path):
+    lock, held = tmp_path / ".lock-k", []
+
+    def make():
+        (locked,) = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(lock)]
+        held.append(os.dup(int(locked)))  # what a child has: the same open file
+        held.append(os.open(lock, os.O_RDWR))  # and one who waits
+        return b"code"
+
+    assert DiskCache(tmp_path, 1 << 20).get("k", make) == b"code"
+    cache_module.fcntl.flock(held[1], cache_module.fcntl.LOCK_EX | cache_module.fcntl.LOCK_NB)
+    for fd in held:
+        os.close(fd)
 
 
 def test_without_locks_between_processes_each_makes_its_own(tmp_path, monkeypatch):
@@ -203,6 +219,22 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
     cache.get("k3", lambda: b"x" * 90)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"k{n}{SUFFIX}" for n in (0, 2, 3)]
     assert cache.stats.evicted == 1
+
+
+def test_the_folder_is_looked_at_once_in_a_64th_of_the_bound_and_the_bound_is_kept(tmp_path, monkeypatch):
+    looks = []
+    scan = os.scandir
+    monkeypatch.setattr(cache_module.os, "scandir", lambda folder: (looks.append(1), scan(folder))[1])
+    cache, bound = DiskCache(tmp_path, 64_000), 64_000
+    for n in range(800):  # of 100 bytes each
+        cache.get(f"k{n}", lambda: b"x" * 68)
+        assert n % 50 or sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound
+    assert 70 <= len(looks) <= 90
+    assert cache.stats.evicted > 150
+    for n in range(100):  # processes that make one entry each look as often
+        DiskCache(tmp_path, bound).get(f"new{n}", lambda n=n: b"%068d" % n)
+    assert 75 <= len(looks) <= 105
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound
 
 
 def test_an_entry_beyond_the_bound_is_not_kept(tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 
 import comm_ranks
 import pytest
@@ -224,6 +225,11 @@ def test_spawn_refuses_a_function_that_processes_cannot_find():
     assert spawn(local, 2, model=RankModel.THREADS) == [0, 1]
     with pytest.raises(ArgumentError, match="expected a function at the top level"):
         spawn(functools.partial(comm_ranks.add), 2)
+
+
+@SLOW
+def test_spawned_ranks_see_the_arguments_of_the_program():
+    assert spawn(comm_ranks.argv, 2) == [(tuple(sys.argv), tuple(sys.argv))] * 2
 
 
 def test_spawn_refuses_arguments_that_cannot_be_pickled():

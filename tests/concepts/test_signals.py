@@ -8,7 +8,7 @@ from tests.frontend.helpers import build, error, scalar
 
 import peertile as pt
 import peertile.language as T
-from peertile.errors import ArgumentError
+from peertile.errors import ArgumentError, LeaseError
 from peertile.ir import ops
 from peertile.ir.core import walk
 from peertile.ir.types import CounterType, SignalType
@@ -207,6 +207,52 @@ MAKE = (
 )
 
 
+@pt.kernel
+def posts(z: T.Exclusive, box: T.Mailbox):
+    box.post(z.load())
+    for part in box.collect():
+        z.store(part)
+
+
+@pt.kernel
+def syncs(b: T.Barrier):
+    b.sync()
+
+
+USES = {
+    "signal": (MAKE[0], lambda ready, z: meet.grid(1)(ready)),
+    "counter": (MAKE[1], lambda tally, z: total.grid(1)(tally)),
+    "barrier": (MAKE[2], lambda b, z: syncs.grid(1)(b)),
+    "mailbox": (MAKE[3], lambda box, z: posts(z.partition(8), box)),
+}
+
+
+@pytest.mark.any_device
+@pytest.mark.sentence("SG-31", "MM-33", "MB-10")
+@pytest.mark.parametrize("name", USES)
+def test_a_channel_of_any_kind_is_leased_to_one_launch_at_a_time(name):
+    make, use = USES[name]
+    device = pt.current_device()
+    a, b, release = (device.stream(n) for n in ("a", "b", "release"))
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 18) as heap:
+        channel, other = make(heap, 4), make(heap, 4)
+        z, y, w = (pt.zeros((8,), pt.f32) for _ in range(3))
+        word = pt.zeros(1, pt.u32)
+        held = pt.op.wait_eq(word, 1, timeout_s=20).submit(a)
+        try:
+            first = use(channel, z).submit(a)
+            with pytest.raises(LeaseError) as caught:
+                use(channel, y).submit(b)
+            assert "as a channel" in str(caught.value)
+            assert " on a (" in str(caught.value)
+            use(other, w).submit(b).wait(20)
+        finally:
+            pt.op.set_signal(word, 1).sync_on(release)
+            held.wait(20)
+        first.wait(20)
+        use(channel, y).sync_on(b)
+
+
 def places(channel):
     """Where the words of a channel lie: (first byte, behind the last)."""
     shared = [(s.address, s.address + s.nbytes) for s in channel.storages]
@@ -222,7 +268,8 @@ def test_no_two_channels_share_a_byte(rng):
         for _ in range(25):
             if kept and rng.random() < 0.3:
                 heap.free(kept.pop(int(rng.integers(len(kept)))))
-            kept.append(MAKE[int(rng.integers(4))](heap, int(rng.integers(1, 200))))
+            size = int(rng.choice([1, 32, 33, 64, 65, rng.integers(1, 200)]))  # at and around whole lines too
+            kept.append(MAKE[int(rng.integers(4))](heap, size))
         found = [(place, k) for k, channel in enumerate(kept) for place in places(channel)]
         for ((a, a_end), i), ((b, b_end), k) in itertools.combinations(found, 2):
             assert a_end <= b or b_end <= a, (type(kept[i]), type(kept[k]))

@@ -28,7 +28,7 @@ class Rehearsed(Binary):
 
 def rehearsed(here: Binary, gpu: CudaBinary) -> Rehearsed:
     """The pair."""
-    return Rehearsed(*(getattr(here, field.name) for field in fields(Binary)), gpu)
+    return Rehearsed(**{field.name: getattr(here, field.name) for field in fields(Binary)}, gpu=gpu)
 
 
 class Resources(NamedTuple):

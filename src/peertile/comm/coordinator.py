@@ -22,7 +22,10 @@ from typing import NamedTuple
 from peertile.comm.control import ControlBlock, RankState, Segment
 from peertile.errors import AllocationError, InternalError, PeerFailed, PeertileError, SymmetryError, WaitTimeout
 
-__all__ = ["Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave", "Reply", "Request", "name_ranks"]
+__all__ = [
+    "Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave", "Outcome", "Reply", "Request",
+    "name_ranks",
+]  # fmt: skip
 
 RECOVER = "recover()"
 _CLOSED = "closed the group"

@@ -384,7 +384,8 @@ def _task(function: Callable[..., Any], args: Sequence[Any]) -> FunctionTask:
     sys.modules.setdefault("__peertile_main__", sys.modules["__main__"])  # what ranks call it, in pickled results
     file = getattr(owner, "__file__", None)
     return FunctionTask(
-        str(module), None if file is None else os.path.abspath(file), str(name), tuple(sys.path), arguments
+        *(str(module), None if file is None else os.path.abspath(file), str(name)),
+        *(tuple(sys.path), tuple(sys.argv), arguments),
     )
 
 

@@ -77,7 +77,8 @@ class _Arena:
 
     @property
     def largest(self) -> int:
-        return max((length for _, length in self.free), default=0)
+        """Bytes of the largest object that fits."""
+        return max((length - REDZONE for _, length in self.free), default=0)
 
     @property
     def in_use(self) -> int:
@@ -109,6 +110,8 @@ class SymmetricHeap:
         self.size_bytes = -(-size_bytes // 4096) * 4096
         self._closed = False
         self._objects: dict[int, tuple[Storage, int]] = {}
+        # Of objects by the id of their storage: the parts of other ranks that were asked for, by rank.
+        self._remote: dict[int, dict[int, Storage]] = {}
         group.agree(f"size_bytes={size_bytes}", "SymmetricHeap")
         self._memory = PeerMemory(group, self.device, self.size_bytes, path)
         self.bases = self._memory.bases
@@ -144,7 +147,7 @@ class SymmetricHeap:
         if offset is None:
             raise AllocationError(
                 f"SymmetricHeap: {what} asks for {nbytes} bytes, {self._arena.in_use} of {self.size_bytes} are in use "
-                f"and the largest free range has {self._arena.largest}; make the heap larger"
+                f"and {self._arena.largest} fit at most; make the heap larger"
             )
         storage = Storage(
             self.device, self.bases[self.group.rank] + offset, nbytes, release=None, owner=self, name=what
@@ -158,6 +161,28 @@ class SymmetricHeap:
         storage.close(why)
         self.device.driver.take_back(storage.address, storage.nbytes)
         self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
+
+    def _part(self, storage: Storage, offset: int, rank: int) -> Storage:
+        """The part of an object that another rank has, as mapped here. It ends with the object."""
+        storage.check_alive("SymmetricTensor.at")
+        parts = self._remote.setdefault(id(storage), {})
+        if rank not in parts:
+            parts[rank] = Storage(
+                *(self.device, self.bases[rank] + offset, storage.nbytes),
+                release=None,
+                owner=self,
+                name=f"{storage.name} of rank {rank}",
+            )
+        return parts[rank]
+
+    def _end(self, storage: Storage, why: str) -> None:
+        """Nobody uses an object through this rank any more, once what is running has ended."""
+        everywhere = [storage, *self._remote.pop(id(storage), {}).values()]
+        for part in everywhere:
+            for lease in list(part.leases):
+                lease.holder.wait_done()
+        for part in everywhere:
+            part.close(why)
 
     def _offset(self, storage: Storage) -> int:
         return self._objects[id(storage)][1]
@@ -263,14 +288,15 @@ class SymmetricHeap:
             raise ArgumentError(f"free: expected an object of a symmetric heap, got {item!r}")
         storages = item.storages
         self._check_open("free")
-        self.group.agree(f"free {[s.name for s in storages]}", "SymmetricHeap.free")
+        # By place: objects that look alike and are freed in another order would leave the ranks' heaps cut differently.
+        places = [self._objects[id(s)][1] if id(s) in self._objects else None for s in storages]
+        names = [f"{s.name} at {at}" if at is not None else s.name for s, at in zip(storages, places, strict=True)]
+        self.group.agree(f"free {names}", "SymmetricHeap.free")
+        if None in places:
+            raise UsageError(f"free: {storages[places.index(None)].name} was freed before, or belongs to another heap")
         for storage in storages:
-            for lease in list(storage.leases):
-                lease.holder.wait_done()
-            entry = self._objects.pop(id(storage), None)
-            if entry is None:
-                raise UsageError(f"free: {storage.name} was freed before, or belongs to another heap")
-            storage.close("freed")
+            self._end(storage, "freed")
+            del self._objects[id(storage)]
         # Nobody may reuse the bytes before every rank is done with them.
         self.group.barrier("SymmetricHeap.free")
         for storage in storages:
@@ -292,17 +318,23 @@ class SymmetricHeap:
             return
         self._closed = True
         for storage, _ in self._objects.values():
-            for lease in list(storage.leases):
-                lease.holder.wait_done()
+            for part in (storage, *self._remote.get(id(storage), {}).values()):
+                for lease in list(part.leases):
+                    lease.holder.wait_done()
         self.group.forget_recover(self._recover)
         try:
             if self.group.failure() is None:
                 self.group.barrier("SymmetricHeap.close")
         finally:
             for storage, _ in self._objects.values():
-                storage.close("closed with its heap")
+                self._end(storage, "closed with its heap")
             self._objects.clear()
             self._memory.release()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this rank has closed the heap."""
+        return self._closed
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -364,14 +396,7 @@ class SymmetricTensor:
             if rank == self.heap.group.rank:
                 storage = self.storage
             else:
-                storage = Storage(
-                    self.heap.device,
-                    self.heap.bases[rank] + self.offset,
-                    self.storage.nbytes,
-                    release=None,
-                    owner=self.heap,
-                    name=f"{self.storage.name} of rank {rank}",
-                )
+                storage = self.heap._part(self.storage, self.offset, rank)
             self._parts[rank] = Tensor(storage, self.dtype, self.shape)
         return self._parts[rank]
 
@@ -517,6 +542,8 @@ class _Channel:
     def reset(self) -> None:
         """All words back to zero; called on every rank between two barriers."""
         for storage in self._shared:
+            storage.check_alive(f"{type(self).__name__}.reset")
+        for storage in self._shared:
             self.heap._zero(storage)
         for tensor in self._own:
             self.heap._zero(tensor.storage)
@@ -551,6 +578,7 @@ class Signal(_Channel):
             raise ArgumentError(f"slot: expected 0 to {self.slots - 1}, got {slot}")
         if not 0 <= to < group.size:
             raise ArgumentError(f"to: expected a rank from 0 to {group.size - 1}, got {to}")
+        self._shared[0].check_alive("Signal.next_word")
         epoch = self._written[slot, to] = self._written.get((slot, to), 0) + 1
         return self.heap.bases[to] + self._arrived + 8 * (slot * group.size + group.rank), epoch
 

@@ -87,7 +87,7 @@ def copy(machine: Machine, agent: Agent, name: str, dst: int, src: int, nbytes: 
         box = _box(target, to, nbytes)
         _check(machine, agent, site, target, box, True)
         target.data[to : to + nbytes] = data
-        if target.words or target.loose:
+        if target.words:
             disturb(agent, target, box.runs, site)
     else:
         np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(dst))[:] = data
@@ -110,7 +110,7 @@ def fill(machine: Machine, agent: Agent, name: str, dst: int, pattern: bytes, co
         target.data[to : to + nbytes].reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
     elif nbytes <= 1 << 24 or target.data[to : to + nbytes].any():  # zeros nobody has touched stay without backing
         target.data[to : to + nbytes] = 0
-    if target.words or target.loose:
+    if target.words:
         disturb(agent, target, box.runs, site)
 
 

@@ -131,7 +131,7 @@ def scatter(
         return
     program.check_write(site, view.object, box)
     view.array[places] = values[parts]
-    if view.object.words or view.object.loose:
+    if view.object.words:
         program.disturbs(view.object, box.runs, site)
 
 
@@ -144,7 +144,7 @@ def tile_load(program: Program, site: Site, view: View, index: tuple[int, ...], 
     found = np.zeros(shape, view.array.dtype)
     if box is None:
         return found
-    if view.object.words or view.object.loose:
+    if view.object.words:
         own = np.empty_like(view.array[inside])
         for k, word in _words(program, site, view, inside, own.shape):
             own[k] = program.load_word(site, word)
@@ -165,9 +165,7 @@ def tile_store(
     program.writes += 1
     own = values if part is None else values[part]
     if not view.object.words and not site.order.releases and program.fenced is None:
-        record = _strong(program, site, view, box, write_strong)  # it releases nothing: what it replaces is all there is
-        if program.machine.stale:
-            view.object.write_loosely(box.runs, record, adds=False)
+        _strong(program, site, view, box, write_strong)  # it releases nothing: no history is needed
         view.array[inside] = own
         return
     for k, word in _words(program, site, view, inside, own.shape):
@@ -180,14 +178,13 @@ def _words(program: Program, site: Site, view: View, inside: Any, shape: tuple[i
         yield k, program.word(site, view, tuple(a + b for a, b in zip(origin, k, strict=True)))
 
 
-def _strong(program: Program, site: Site, view: View, box: Any, check: Any) -> Record:
+def _strong(program: Program, site: Site, view: View, box: Any, check: Any) -> None:
     clock: Any = program.clock if site.proxy is Proxy.GENERIC else program.lens(site.proxy)
     entry = program.entry if site.proxy is Proxy.GENERIC else clock.entry
     record = Record(entry, clock[entry], site, program, program.steps)
     conflict = check(box, clock, record, site.kind)
     if conflict is not None:
         program.machine.conflict(conflict, record, view.object)
-    return record
 
 
 # ---------------------------------------------------------------- asynchronous stores
@@ -215,7 +212,7 @@ def async_store(
         if conflict is not None:
             machine.conflict(conflict, record, target)
         view.array[inside] = values if part is None else values[part]
-        if target.words or target.loose:
+        if target.words:
             program.disturbs(target, box.runs, site, engine)
     return engine
 

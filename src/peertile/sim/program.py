@@ -246,7 +246,7 @@ class Program(Agent):
         if conflict is not None:
             self.machine.conflict(conflict, record, target)
         view.array[inside] = values if part is None else values[part]
-        if target.words or target.loose:
+        if target.words:
             disturb(self, target, box.runs, site)
 
     def tile_atomic(
@@ -262,7 +262,7 @@ class Program(Agent):
         self.writes += 1
         target = view.object
         own = values if part is None else values[part]
-        if not target.words and not (site.order.acquires or site.order.releases) and self.fenced is None:
+        if not target.words and not (site.order.acquires or site.order.releases):
             clock: Any = self.clock
             entry = self.entry
             if site.proxy is not Proxy.GENERIC:
@@ -272,8 +272,6 @@ class Program(Agent):
             conflict = read_strong(box, clock, record, site.kind) or write_strong(box, clock, record, site.kind)
             if conflict is not None:
                 self.machine.conflict(conflict, record, target)
-            if self.machine.stale:
-                target.write_loosely(box.runs, record, adds=rmw is Rmw.ADD)
             view.array[inside] = apply_rmw(rmw, view.array[inside], own, view.type.dtype)
             return
         origin = [s.start for s in inside]
@@ -339,7 +337,7 @@ class Program(Agent):
         box, offset = tile  # type: ignore[misc]
         self.check_write(site, view.object, box)
         view.object.set(view.type.dtype, offset, value)
-        if view.object.words or view.object.loose:
+        if view.object.words:
             disturb(self, view.object, box.runs, site)
 
     def check_read(self, site: Site, target: Object, box: Any) -> None:
@@ -580,9 +578,7 @@ class Program(Agent):
 
 
 def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
-    """A weak write over bytes that are words too, or were written with an order."""
-    if target.loose:
-        target.renew(runs)
+    """A weak write over bytes that are words too."""
     for (offset, dtype), word in list(target.words.items()):
         end = offset + dtype.itemsize
         if any(start < end and offset < stop for start, stop in runs):

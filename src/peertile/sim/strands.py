@@ -238,7 +238,7 @@ class UnsafeProgram(Program):
                 self.machine.conflict(conflict, record, target)
             own = values.reshape(-1) if mask is None else values[np.asarray(mask)]
             target.typed(dtype)[offsets // dtype.itemsize] = own
-            if target.words or target.loose:
+            if target.words:
                 disturb(strand, target, box.runs, site)
         return self._token(strand)
 

@@ -8,7 +8,6 @@ MM-26), and for waits what they could not have passed without (MM-27, MM-28). No
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,6 @@ from peertile.sim.clocks import Adds, Clock, join, necessary
 if TYPE_CHECKING:
     from peertile.sim.agents import Agent
     from peertile.sim.cells import Box
-    from peertile.sim.memory import Loose
     from peertile.sim.sites import Site
 
 __all__ = ["SIGNED", "History", "Rule", "Word", "Write"]
@@ -130,34 +128,6 @@ class Word:
         self.history = History.NONE
         self.log = Adds()
         self.scopes = set()
-
-    def recall(self, loose: Sequence[tuple[Any, Loose]]) -> None:
-        """Puts writes that came before this was a word in front of its history: what each replaced, and the write."""
-        if not loose:
-            return
-        newest, (self.start, first) = self.writes[-1].value, loose[0]
-        self.writes = [Write(self.start, None, None, None, None, None)]
-        for k, (_, made) in enumerate(loose):
-            last = self.writes[-1]
-            value = loose[k + 1][0] if k + 1 < len(loose) else newest
-            record = made.record
-            write = Write(value, record.agent, record.site, None, None, None)
-            write.entry, write.epoch = record.entry, record.epoch
-            write.scope = None if record.site is None else record.site.scope
-            self.writes.append(write)
-            if made.adds and self.dtype.is_int:
-                self.log.append((int(value) - int(last.value)) & self.mask, {})
-                self.scopes.add((write.scope, self._owner(write)))
-        if self.dtype.is_int and all(made.adds for _, made in loose):
-            self.history = History.ADDS
-        elif len(loose) == 1 and not first.adds and satisfies(Cmp.AT_LEAST, newest, self.start, self.dtype):
-            self.history = History.CHAIN
-        else:
-            self.history = History.OTHER
-
-    @staticmethod
-    def _owner(write: Write) -> int:
-        return -1 if write.scope is Scope.SYSTEM or write.agent is None else write.agent.rank
 
     def refresh(self) -> None:
         """Another word over the same bytes may have changed: take the number as it lies in memory."""

@@ -216,6 +216,7 @@ def _scratch_stores(text):
     return [line for line in text.splitlines() if line.lstrip().startswith("store") and any(x in line for x in lists)]
 
 
+@pytest.mark.sentence("MM-93")
 def test_of_two_stores_in_a_loop_one_may_go_around_the_caches():
     t = SymmetricType(f32, 1, unit_stride=(True,))
     k = K(s=t, z=exclusive(f32, (64,)), x=shared(f32, 1))
