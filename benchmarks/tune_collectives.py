@@ -111,7 +111,7 @@ def winners(medians: dict[int, dict[str, float]]) -> list[list[Any]]:
     name = next(iter(next(iter(medians.values()))))
     for size, found in medians.items():
         fastest = min(found, key=lambda candidate: found[candidate])
-        if found[name] > found[fastest] * SLOWER:
+        if found.get(name, float("inf")) > found[fastest] * SLOWER:
             name = fastest
         algorithm, tile = name.split()
         if entries and entries[-1][1:] == [algorithm, int(tile)]:
@@ -120,6 +120,21 @@ def winners(medians: dict[int, dict[str, float]]) -> list[list[Any]]:
             entries.append([size, algorithm, int(tile)])
     entries[-1][0] = None
     return entries
+
+
+def put_row(table: dict[str, Any], family: str, row: dict[str, Any]) -> None:
+    """In place of the row for the same machine, if there is one."""
+    rows = [r for r in table["collectives"].get(family, []) if any(r[k] != row[k] for k in ("target", "arch", "world"))]
+    table["collectives"][family] = sorted([*rows, row], key=lambda r: (r["target"], r["arch"], r["world"]))
+
+
+def spelled(table: dict[str, Any]) -> str:
+    """A table as it is committed: a line for each row."""
+    lines = ",\n".join(
+        f'    "{family}": [\n' + ",\n".join(f"      {json.dumps(row)}" for row in rows) + "\n    ]"
+        for family, rows in table["collectives"].items()
+    )
+    return f'{{\n  "collectives": {{\n{lines}\n  }}\n}}\n'
 
 
 def main() -> None:
@@ -137,16 +152,9 @@ def main() -> None:
             )
         row = {"target": "cpu", "arch": arch, "world": options.world, "entries": winners(medians)}
         print(json.dumps(row))
-        rows = [
-            r for r in table["collectives"].get(family, []) if any(r[k] != row[k] for k in ("target", "arch", "world"))
-        ]
-        table["collectives"][family] = sorted([*rows, row], key=lambda r: (r["target"], r["arch"], r["world"]))
+        put_row(table, family, row)
     if options.write:
-        lines = ",\n".join(
-            f'    "{family}": [\n' + ",\n".join(f"      {json.dumps(row)}" for row in rows) + "\n    ]"
-            for family, rows in table["collectives"].items()
-        )
-        TABLE.write_text(f'{{\n  "collectives": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+        TABLE.write_text(spelled(table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Tiers: `pytest` runs the suite; `pytest -m "not slow and not long"` the quick tier, which draws a few cases of each test
 with many; `pytest -m long` fuzzing and stress. `pytest --device cuda` runs on a GPU what is about any device (marked `any_device`: the same tests as on
 cpu, on whatever device a thread works on that names none) and what needs one or two GPUs (`cuda`, `cuda2`), and
-nothing else; what needs more GPUs than there are (`cuda2`, `gpus`) is left out. What a tier leaves out is
+nothing else; `--rehearse sm_90` beside it needs none: every kernel is compiled for that architecture and runs on cpu,
+which shows what would not compile or be refused there, and fills a cache for the run on the GPU; what needs more GPUs than there are (`cuda2`, `gpus`) is left out. What a tier leaves out is
 deselected, and counted as such, never skipped: a skip would read like a test that ran.
 
 Order: files and the tests of a file are shuffled by the seed of the run, so that no test leans on another.
@@ -47,6 +48,9 @@ RUN_VARIABLE = "PEERTILE_TEST_RUN"
 SEGMENTS = Path("/dev/shm")
 GRACE_S = 5.0
 
+REHEARSED = 2
+"""GPUs of a rehearsal (`--rehearse`), unless `--gpus` says otherwise."""
+
 QUICK_CASES = 2
 """Of a test with more parameters than that, so many cases run in the quick tier."""
 
@@ -61,6 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("peertile")
     group.addoption(
         "--device", choices=("cpu", "sim", "cuda"), default="cpu", help="where tests with a device fixture run"
+    )
+    group.addoption(
+        "--rehearse",
+        metavar="ARCH",
+        default=None,
+        help="with --device cuda, without GPUs: compile for ARCH, run on cpu",
     )
     group.addoption("--gpus", type=int, default=None, help="GPUs of a test: each worker takes its own; all by default")
     group.addoption("--outcomes", type=Path, default=None, help="a line for each test that ends, for tools/runs.py")
@@ -86,6 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(OnSim(config.option.seed), "peertile-on-sim")
     elif config.option.device != "cpu":  # of this process and of those that the tests start
         os.environ["PEERTILE_DEVICE"] = config.option.device
+        if config.option.rehearse is not None:
+            os.environ["PEERTILE_REHEARSE"] = config.option.rehearse
     if config.option.outcomes is not None and not is_worker(config):
         config.pluginmanager.register(Outcomes(config.option.outcomes), "peertile-outcomes")
     if config.option.kernel_cache is not None:
@@ -166,6 +178,8 @@ def pytest_make_collect_report(
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
+    if os.environ.get("PEERTILE_REHEARSE"):
+        return [str(k) for k in range(REHEARSED)]
     from peertile.errors import UnsupportedError
     from peertile.runtime.drivers.cuda import CudaDriver  # which makes its own settings before CUDA starts
 
@@ -208,6 +222,8 @@ def left_out(item: pytest.Item, config: pytest.Config) -> bool:
             return True
     elif config.option.device == "cuda":
         if not only_gpu and ("any_device" not in marks or "cpu_only" in marks):
+            return True
+        if config.option.rehearse is not None and (only_gpu or "gpu_only" in marks):
             return True
         if gpus_needed(item) > count_gpus(config):
             return True

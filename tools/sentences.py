@@ -4,7 +4,7 @@
     python tools/sentences.py --check    # status 1 if it is stale
 
 A sentence is a line of docs/concepts that begins with its id in bold, **MM-12**; a test claims it with
-`@pytest.mark.sentence("MM-12")`.
+`@pytest.mark.sentence("MM-12")`. A sentence that only says what a word means has nothing to check; it is in DEFINES.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tools.marks import marks  # noqa: E402 - a script finds its own package onl
 from tools.pages import Page, main  # noqa: E402
 
 CONCEPTS = ROOT / "docs" / "concepts"
+DEFINES = {"MM-1": "access", "MM-2": "agent", "MM-7": "proxy"}
+"""Sentences that promise nothing, but define a word that others use."""
 SENTENCE = re.compile(r"^(?:- )?\*\*([A-Z]{1,2}-?\d+)\*\* (.+)$", re.MULTILINE)
 
 
@@ -41,6 +43,12 @@ def wrong_claims() -> list[str]:
     return [f"{m}: no such sentence in docs/concepts" for m in marks("sentence") if not {*m.args} <= set(known)]
 
 
+def open_sentences() -> list[str]:
+    """Sentences that no test checks, though they promise something."""
+    claimed = {id for mark in marks("sentence") for id in mark.args}
+    return [id for id in sentences() if id not in claimed and id not in DEFINES]
+
+
 def render() -> str:
     """The page."""
     known = sentences()
@@ -48,20 +56,20 @@ def render() -> str:
     for mark in marks("sentence"):
         for id in mark.args:
             tests.setdefault(id, []).append(f"[`{mark.test}`](../../{mark.file})")
-    checked = sum(bool(tests[id]) for id in known)
+    defining = sum(id in DEFINES for id in known)
+    left = open_sentences()
     lines = [
         "# Sentences and their tests",
         "",
-        f"The concepts pages number what they promise. {checked} of {len(known)} sentences have a test on a target"
-        " that exists today; the others wait for the target or the feature they speak of.",
+        f"The concepts pages number what they promise. Of {len(known)} sentences {defining} define a word; "
+        + (f"{len(left)} of the others have no test yet." if left else "each of the others has a test."),
         "",
         "| sentence | page | tests |",
         "| --- | --- | --- |",
     ]
     for id, (file, _) in known.items():
-        lines.append(
-            f"| {id} | [{file.removesuffix('.md')}](../concepts/{file}) | {', '.join(tests[id]) or 'none yet'} |"
-        )
+        shown = ", ".join(tests[id]) or (f"defines a word: {DEFINES[id]}" if id in DEFINES else "none yet")
+        lines.append(f"| {id} | [{file.removesuffix('.md')}](../concepts/{file}) | {shown} |")
     return "\n".join(lines)
 
 

@@ -11,274 +11,50 @@ Needs torch with NCCL for the other side. Makes no multicast object and changes 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(Path(__file__).resolve().parent)]
 os.environ.setdefault("PEERTILE_DEVICE", "cuda")
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
-import ml_dtypes  # noqa: E402
-import numpy as np  # noqa: E402
+from collective_cases import (  # noqa: E402
+    KIB,
+    MIB,
+    PROGRAMS,
+    SIZES,
+    Bench,
+    Case,
+    Json,
+    calls_of,
+    guarded,
+    say,
+    variants,
+    verify,
+)
 
 import peertile as pt  # noqa: E402
 import peertile.language as T  # noqa: E402
 from peertile.library.collectives import Collectives  # noqa: E402
-from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes  # noqa: E402
-from peertile.library.reductions import ReduceOp  # noqa: E402
-from peertile.library.selection import Algorithm, set_table  # noqa: E402
+from peertile.library.cuda_collectives import Family, GpuPlans, heap_bytes  # noqa: E402
+from peertile.library.selection import set_table  # noqa: E402
 
-Json = dict[str, Any]
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = [1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-PROGRAMS = 528
-FLAGGED, PUSHED = Algorithm.FLAGGED, Algorithm.PUSHED
+__all__ = ["Bench", "calls_of", "verify"]
 
 
-def say(**found: Any) -> None:
-    print(json.dumps(found, default=str), flush=True)
-
-
-def guarded(function: Callable[[], Any]) -> Any:
-    """What a part gives, or what it raised."""
-    try:
-        return function()
-    except Exception as error:
-        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
-        return {"error": f"{type(error).__name__}: {str(error)[:500]}", "at": last[-3:]}
-
-
-class Bench:
-    """One rank's side: what both libraries need, and turns of timing that all ranks take together."""
-
-    def __init__(self, group: pt.Group, plain: bool) -> None:
-        self.group = group
-        self.device = pt.current_device()
-        self.stream = self.device.stream("bench")
-        self.rng = np.random.default_rng(1 + group.rank)
-        self.torch: Any = None if plain else self._torch()
-
-    def _torch(self) -> Any:
-        torch: Any = importlib.import_module("torch")
-        ordinal = self.device.driver.ordinal
-        torch.cuda.set_device(ordinal)
-        torch.distributed.init_process_group(
-            "nccl", init_method=f"tcp://127.0.0.1:{os.environ['PEERTILE_BENCH_PORT']}", rank=self.group.rank,
-            world_size=self.group.size, device_id=torch.device("cuda", ordinal),
-        )  # fmt: skip
-        return torch
-
-    def random(self, count: int, rank: int | None = None, seed: int = 0) -> Any:
-        """Rank's bf16 input of so many elements: every rank can make everybody's. Long ones repeat, at an odd distance,
-        so that nothing that went to the wrong tile looks right."""
-        rng = np.random.default_rng((seed, self.group.rank if rank is None else rank))
-        block = rng.standard_normal(min(count, 3_000_017), np.float32).astype(ml_dtypes.bfloat16)
-        return np.resize(block, count)
-
-    # ---------------------------------------------------------------- timing
-
-    def ours(self, make: Callable[[], Any], calls: int) -> Callable[[int], float]:
-        """f(repeats) -> microseconds of a call of what `make` builds, captured `calls` times in a graph."""
-        driver, handle = self.device.driver, self.stream.handle
-        ops = make()
-        with pt.capture(self.stream, "bench") as scope:
-            for _ in range(calls):
-                for op in ops() if callable(ops) else ops:
-                    scope.record(op)
-        graph = scope.graph
-        graph.launch().sync_on(self.stream)
-
-        def run(repeats: int) -> float:
-            start, end = driver.create_event(), driver.create_event()
-            futures = [graph.launch().submit(self.stream)]
-            driver.record_event(handle, start)
-            futures += [graph.launch().submit(self.stream) for _ in range(repeats)]
-            ticket = driver.record_event(handle, end)
-            for future in futures:
-                future.wait(30)
-            driver.wait(ticket, 10)
-            return driver.elapsed_ns(start, end) / repeats / calls / 1000
-
-        return run
-
-    def theirs(self, call: Callable[[], Any], calls: int, *keep: Any) -> Callable[[int], float]:
-        """The same of a call of torch. `keep` is what the graph uses: it stays as long as the result."""
-        torch = self.torch
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            for _ in range(calls):
-                call()
-        graph.replay()
-        torch.cuda.synchronize()
-
-        def run(repeats: int, _keep: Any = keep) -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            start.record()
-            for _ in range(repeats):
-                graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(end)) * 1000 / repeats / calls
-
-        return run
-
-    def compare(self, candidates: dict[str, Callable[[], Callable[[int], float]]], nbytes: int) -> Json:
-        """Medians in microseconds, of the slower rank, the candidates taking turns."""
-        made: dict[str, Callable[[int], float]] = {}
-        found: Json = {}
-        for name, make in candidates.items():
-            ready = guarded(make)
-            everybody = self.group.exchange(b"" if callable(ready) else json.dumps(ready).encode(), f"made {name}")
-            if callable(ready) and not any(everybody):
-                made[name] = ready
-            else:
-                found[name] = next(json.loads(e) for e in everybody if e)
-        times: dict[str, list[float]] = {name: [] for name in made}
-        repeats = 2 if nbytes >= 64 * MIB else 5
-        for _ in range(5):
-            for name, run in made.items():
-                self.group.barrier("turn")
-                times[name].append(run(repeats))
-        for name, values in times.items():
-            mine = statistics.median(values)
-            found[name] = round(max(float(v) for v in self.group.exchange(repr(mine).encode(), "times")), 2)
-        return found
-
-
-def calls_of(nbytes: int) -> int:
-    return 50 if nbytes <= MIB else 20 if nbytes <= 16 * MIB else 4
-
-
-def shapes(nbytes: int, itemsize: int) -> dict[str, Shape]:
-    """Ways to cut a message of so many bytes for each rank."""
-    found = {}
-    words = nbytes // 4
-    if nbytes <= MIB:
-        for tile in (32, 64, 128) if nbytes <= 64 * KIB else (128, 256, 512):
-            programs = -(-words // tile)
-            if programs <= PROGRAMS:
-                found[f"flagged {tile} x {programs}"] = Shape(FLAGGED, programs, tile)
-    for size, programs in ((4 * KIB, 256), (8 * KIB, 128), (8 * KIB, 512), (16 * KIB, 64), (16 * KIB, 256)):
-        tile, tiles = size // itemsize, -(-nbytes // size)
-        if programs <= tiles <= (1 << 20 if size > 4 * KIB and programs > 200 else programs) and nbytes > 128 * KIB:
-            found[f"pushed {tile} x {programs}"] = Shape(PUSHED, programs, tile)
-    if nbytes >= 16 * MIB:
-        for programs in (264, 384):
-            found[f"pushed {16 * KIB // itemsize} x {programs}"] = Shape(PUSHED, programs, 16 * KIB // itemsize)
-    return found
-
-
-def verify(b: Bench, got: Any, want: Any) -> None:
-    np.testing.assert_array_equal(got.view(np.uint16), want.view(np.uint16))
-
-
-def all_reduce(b: Bench, plans: GpuPlans, nbytes: int, sweep: bool) -> Json:
-    count = nbytes // 2
-    everybody = [b.random(count, r, nbytes) for r in range(b.group.size)]
-    want = sum(e.astype(np.float32) for e in everybody).astype(ml_dtypes.bfloat16)
-    x, out = pt.asarray(everybody[b.group.rank], pt.bf16), pt.empty((count,), pt.bf16)
-    candidates: dict[str, Callable[[], Callable[[int], float]]] = {}
-    calls = calls_of(nbytes)
-
-    def ours(shape: Shape) -> Callable[[], Callable[[int], float]]:
-        def make() -> Callable[[int], float]:
-            pt.op.fill(out, float("nan")).sync()
-            run = b.ours(lambda: lambda: [plans.all_reduce(shape, x, out, ReduceOp.SUM)], calls)
-            verify(b, out.numpy(), want)
-            return run
-
-        return make
-
-    for name, shape in chosen(Family.ALL_REDUCE, nbytes, 2, sweep, plans).items():
-        candidates[name] = ours(shape)
-    if b.torch is not None:
-        torch = b.torch
-        values = torch.from_numpy(everybody[b.group.rank].astype(np.float32)).cuda().bfloat16()
-        candidates["nccl"] = lambda: b.theirs(lambda: torch.distributed.all_reduce(values), calls)
-        symm = importlib.import_module("torch.distributed._symmetric_memory")
-        name = torch.distributed.group.WORLD.group_name
-
-        def symmetric(function: str) -> Callable[[], Callable[[int], float]]:
-            def make() -> Callable[[int], float]:
-                shared = symm.empty(count, dtype=torch.bfloat16, device=values.device)
-                symm.rendezvous(shared, torch.distributed.group.WORLD)
-                shared.copy_(values)
-                torch.cuda.synchronize()
-                return b.theirs(lambda: getattr(torch.ops.symm_mem, function)(shared, "sum", name), calls, shared)
-
-            return make
-
-        candidates["torch one-shot"] = symmetric("one_shot_all_reduce")
-        candidates["torch two-shot"] = symmetric("two_shot_all_reduce_")
-    return b.compare(candidates, nbytes)
-
-
-def chosen(family: Family, nbytes: int, itemsize: int, sweep: bool, plans: GpuPlans) -> dict[str, Shape]:
-    """What to time: every way, or the one that the committed table says for a message of `nbytes` to each rank."""
-    shape = None if sweep else plans.shape(family, nbytes, pt.bf16)
-    return shapes(nbytes, itemsize) if shape is None else {"peertile": shape}
-
-
-def moves(b: Bench, plans: GpuPlans, family: str, nbytes: int, sweep: bool) -> Json:
-    """all_gather, reduce_scatter, all_to_all: `nbytes` are those of the longer side of a rank."""
-    n, me = b.group.size, b.group.rank
-    count = nbytes // 2
-    each = count // n
-    everybody = [b.random(count, r, nbytes) for r in range(n)]
-    rows = [e.reshape(n, each) for e in everybody]
-    gather = family == "all_gather"
-    if family == "reduce_scatter":
-        want = sum(r[me].astype(np.float32) for r in rows).astype(ml_dtypes.bfloat16)
-    else:
-        want = np.concatenate([r[0 if gather else me] for r in rows])
-    source = rows[me][0] if gather else everybody[me]
-    x, out = pt.asarray(source, pt.bf16), pt.empty((want.size,), pt.bf16)
-    calls = calls_of(nbytes)
-
-    def launch(shape: Shape) -> Any:
-        if family == "reduce_scatter":
-            return plans.reduce_scatter(shape, x, out, ReduceOp.SUM)
-        return plans.gather(shape, x, out, each=not gather)
-
-    def ours(shape: Shape) -> Callable[[], Callable[[int], float]]:
-        def make() -> Callable[[int], float]:
-            pt.op.fill(out, float("nan")).sync()
-            run = b.ours(lambda: lambda: [launch(shape)], calls)
-            verify(b, out.numpy(), want)
-            return run
-
-        return make
-
-    per_rank = nbytes // n
-    itemsize = 2 if family == "reduce_scatter" else 4
-    options = chosen(Family(family), per_rank, itemsize, sweep, plans)
-    candidates: dict[str, Callable[[], Callable[[int], float]]] = {k: ours(s) for k, s in options.items()}
-    if b.torch is not None:
-        torch = b.torch
-        inputs = torch.from_numpy(source.astype(np.float32)).cuda().bfloat16()
-        outputs = torch.empty(want.size, dtype=torch.bfloat16, device=inputs.device)
-        functions = {
-            "all_gather": lambda: torch.distributed.all_gather_into_tensor(outputs, inputs),
-            "reduce_scatter": lambda: torch.distributed.reduce_scatter_tensor(outputs, inputs),
-            "all_to_all": lambda: torch.distributed.all_to_all_single(outputs, inputs),
-        }
-        candidates["nccl"] = lambda: b.theirs(functions[family], calls)
-    return b.compare(candidates, nbytes)
+def compared(b: Bench, plans: GpuPlans, family: Family, nbytes: int, sweep: bool) -> Json:
+    """Times of ours, by the committed table or every way of `variants`, and of the others."""
+    case = Case(b, plans, family, nbytes)
+    shape = None if sweep else plans.shape(family, case.sent, pt.bf16)
+    ours = variants(family, case.sent, 2) if shape is None else {"peertile": shape}
+    return b.compare({name: case.ours(s) for name, s in ours.items()} | case.theirs(), nbytes)
 
 
 # ---------------------------------------------------------------- signals and copies
@@ -434,10 +210,7 @@ def rank_main(group: pt.Group, names: list[str], sweep: bool, plain: bool, limit
             for nbytes in sizes:
                 if late():
                     break
-                if name == "all_reduce":
-                    found = guarded(lambda: all_reduce(b, plans, nbytes, sweep))  # noqa: B023
-                else:
-                    found = guarded(lambda: moves(b, plans, name, nbytes, sweep))  # noqa: B023
+                found = guarded(lambda: compared(b, plans, Family(name), nbytes, sweep))  # noqa: B023
                 tell(part=name, bytes=nbytes, us=found)
     if b.torch is not None:
         b.torch.cuda.synchronize()

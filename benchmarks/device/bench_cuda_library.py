@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -59,6 +60,8 @@ MIB = 1 << 20
 PLACE = "cuda" if os.environ["PEERTILE_DEVICE"] == "cuda" else "cpu"
 SHRINK = 1 if PLACE == "cuda" else 16
 """Extents are divided by it: on cpu the script itself is tried, and nothing is measured."""
+SILENT_S = 10
+"""After so long in one case every rank says on standard error where it is, and again as often."""
 ROTATE = 3
 """Sets of inputs that take turns, so that none is found in the cache."""
 
@@ -238,6 +241,8 @@ def case(b: Bench, section: str, name: str, function: Callable[[], Json]) -> Non
     """A case, with what went wrong on whichever rank; all ranks go on together."""
     b.on_time()
     group = b.group
+    # What ends this process may come from outside: was a kernel compiled, or waited for?
+    faulthandler.dump_traceback_later(SILENT_S, repeat=True)
     try:
         found = function()
         group.barrier(f"case {name}")
@@ -250,6 +255,7 @@ def case(b: Bench, section: str, name: str, function: Callable[[], Json]) -> Non
     wrong = [json.loads(e) for e in group.exchange(json.dumps(found.get("error")).encode(), f"case {name}")]
     if any(wrong):
         found = {**found, "error": wrong}
+    faulthandler.cancel_dump_traceback_later()
     b.tell(section=section, case=name, **found)
     if PLACE == "cuda":
         b.torch.cuda.empty_cache()
@@ -468,7 +474,7 @@ def compiled_with(**options: Any) -> Iterator[None]:
     direct: Any = importlib.import_module("peertile.direct")
     made, found = compile_module.compile_kernel, direct._found_or_made
 
-    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None) -> Any:
+    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None, keep: bool = False) -> Any:
         more = dataclasses.replace(options or CudaOptions(), **changes)
         return made(kernel, arch, options=more)
 
@@ -486,7 +492,7 @@ def without_checks() -> Iterator[None]:
     compile_module: Any = importlib.import_module("peertile.backends.cuda.compile")
     made = compile_module.compile_kernel
 
-    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None) -> Any:
+    def compile_kernel(kernel: Any, arch: str = "sm_90", *, options: Any = None, keep: bool = False) -> Any:
         for op in [op for op in walk(kernel.body) if isinstance(op, Check)]:
             op.parent.ops.remove(op)
         return made(kernel, arch, options=options)

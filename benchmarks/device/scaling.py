@@ -11,8 +11,8 @@ Steps, each a process of its own with a bound, so that one that fails hides no o
 - `killed`: one rank is killed while the others wait for it.
 
 Without GPUs (PEERTILE_DEVICE=cpu) the steps that need torch and NCCL are left out. Writes
-`FOLDER/<date>-scaling-<target>x<N>.json` as benchmarks/records/README.md says. Makes no multicast object and changes no
-setting of a GPU.
+`FOLDER/<date>-scaling-<target>-x<N>.json` as benchmarks/records/README.md says. Makes no multicast object and changes
+no setting of a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ os.environ.setdefault("PEERTILE_DEVICE", "cuda")
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 os.environ.pop("PEERTILE_MULTICAST", None)
 
+import device_records  # noqa: E402
 import numpy as np  # noqa: E402
 
 import peertile as pt  # noqa: E402
@@ -179,23 +179,11 @@ def main(arguments: list[str]) -> None:
 
 def _write(out: Path, ranks: int, start: datetime.datetime, found: list[Json], said: Json) -> None:
     target = os.environ["PEERTILE_DEVICE"]
-    gpus = [] if target != "cuda" else [
-        pt.open_device(pt.DriverKind.CUDA, k).capabilities.name
-        for k in range(int(pt.current_device().driver.api.device_count()))  # type: ignore[attr-defined]
-    ]  # fmt: skip
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    record = {
-        "schema": 1, "date": start.isoformat(timespec="seconds"),
-        "command": f"PYTHONPATH=src python3 benchmarks/device/scaling.py --ranks {ranks}",
-        "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "memory_bytes": pages * size, "gpus": gpus,
-                    "os": platform.system(), "kernel": platform.release()},
-        "versions": {"peertile": pt.__version__, "python": platform.python_version(), "numpy": np.__version__},
-        "figures": found, "notes": json.dumps(said),
-    }  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{start.date()}-scaling-{target}x{ranks}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({"record": str(path), "figures": len(found)}), flush=True)
+    given = {k: os.environ[k] for k in ("PEERTILE_DEVICE", "PEERTILE_BENCH_REPETITIONS") if k in os.environ}
+    words = " ".join(f"{name}={value}" for name, value in given.items())
+    command = f"{words} PYTHONPATH=src python3 benchmarks/device/scaling.py --ranks {ranks}"
+    made = device_records.record(command, start, found, json.dumps(said))
+    device_records.write(out / f"{start.date()}-scaling-{target}-x{ranks}.json", made)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,12 @@ def _cpu(kernel: Kernel) -> _Made:
 def _cuda(kernel: Kernel, arch: str, descriptors: bool) -> _Made:
     backend: Any = importlib.import_module("peertile.backends.cuda.compile")
     target: Any = importlib.import_module("peertile.backends.cuda.target")
-    binary: Binary = backend.compile_kernel(kernel, arch, options=target.CudaOptions(descriptors=descriptors))
+    options = target.CudaOptions(descriptors=descriptors)
+    binary: Binary = backend.compile_kernel(kernel, arch, options=options, keep=True)
 
     def texts() -> dict[str, str]:
-        return {**binary.text, "sass": backend.sass(binary)}
+        # The cache keeps machine code; the stages are for people, and made again when somebody looks.
+        whole = binary if "ptx" in binary.text else backend.compile_kernel(kernel, arch, options=options)
+        return {**whole.text, "sass": backend.sass(binary)}
 
     return binary, texts

@@ -33,6 +33,13 @@ VARIABLES: Final = (
     Variable("PEERTILE_CACHE_DIR", "a folder", "~/.cache/peertile", "where compiled kernels are kept"),
     Variable("PEERTILE_CACHE_MAX_MB", "MiB >= 0", "512", "size bound of the disk cache; 0 turns it off"),
     Variable("PEERTILE_DEVICE", "cpu, cuda", "cpu", "what a thread works on that names none (peertile run sets it)"),
+    Variable(
+        "PEERTILE_REHEARSE",
+        "sm_90, sm_90:132",
+        "unset",
+        "runs a program for GPUs without one: kernels are compiled for that architecture (and number of"
+        " multiprocessors), and run on cpu",
+    ),
     Variable("PEERTILE_CPU_THREADS", "integer, 1-1024", "cores / local ranks", "threads that run programs on cpu"),
     Variable("PEERTILE_CPU_TARGET", "an LLVM cpu name", "host", "processor to compile for"),
     Variable("PEERTILE_MASTER_PORT", "1-65535", "MASTER_PORT, then 8361", "rendezvous port of a job"),
@@ -76,6 +83,8 @@ class Config(NamedTuple):
     """Whether the user opted in to multicast objects of the fabric."""
     multicast_veto: str | None = None
     """A setting that forbids them, as NAME=value; it goes before the opt-in."""
+    rehearse: str | None = None
+    """The architecture of GPUs that are not there, and how many multiprocessors they have: sm_90, or sm_90:132."""
 
     @property
     def cache_dir(self) -> Path:
@@ -113,6 +122,13 @@ def read_config(env: Mapping[str, str]) -> Config:
     device = env.get("PEERTILE_DEVICE", "cpu")
     if device not in ("cpu", "cuda"):
         raise ArgumentError(f"PEERTILE_DEVICE: expected cpu or cuda, got {device!r}")
+    rehearse = env.get("PEERTILE_REHEARSE") or None
+    arch, _, number = (rehearse or "sm_0").partition(":")
+    if not arch.removeprefix("sm_").isdecimal() or (number and not 0 < int(number if number.isdecimal() else 0) < 1024):
+        raise ArgumentError(
+            f"PEERTILE_REHEARSE: expected an architecture as sm_90, or with the number of multiprocessors as "
+            f"sm_90:132, got {rehearse!r}"
+        )
     use_vmm = env.get("PEERTILE_USE_VMM")
     cache_dir = env.get("PEERTILE_CACHE_DIR")
     return Config(
@@ -131,6 +147,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         use_vmm=None if use_vmm is None else use_vmm == "1",
         multicast=env.get("PEERTILE_MULTICAST") == "1",
         multicast_veto=next((f"{n}={v}" for n, v in _MULTICAST_VETOES if env.get(n) == v), None),
+        rehearse=rehearse,
     )
 
 

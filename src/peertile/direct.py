@@ -24,10 +24,12 @@ from peertile.backends.cache import default_cache, key_of
 from peertile.backends.cpu import jit
 from peertile.backends.cpu.target import host_target
 from peertile.backends.cuda.binary import CudaBinary
+from peertile.backends.rehearsed import rehearsed
+from peertile.config import config
 from peertile.dtypes import DType
 from peertile.ir.types import Type
 
-__all__ = ["CudaCompiler", "compile_function", "fingerprint", "for_arch"]
+__all__ = ["CudaCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch"]
 
 _OWN = "peertile."
 _FOLDERS = ("", "ir", "language", "frontend", "passes", "backends")
@@ -105,9 +107,32 @@ class CudaCompiler(NamedTuple):
         return _found_or_made(make, where, CudaBinary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
 
 
-def for_arch(arch: str, *, descriptors: bool = True) -> CudaCompiler:
+class RehearsalCompiler(NamedTuple):
+    """Compiles for GPUs, and for this processor, where a rehearsal runs what it compiled."""
+
+    gpu: CudaCompiler
+
+    def compile_function(
+        self,
+        fn: FunctionType,
+        name: str,
+        unsafe: bool,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
+    ) -> Compiled:
+        """As the function of this module; the stages are those of the GPU."""
+        made = self.gpu.compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
+        here = compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
+        assert isinstance(made.binary, CudaBinary)
+        return made._replace(binary=rehearsed(here.binary, made.binary))
+
+
+def for_arch(arch: str, *, descriptors: bool = True) -> CudaCompiler | RehearsalCompiler:
     """The compiler for GPUs of `arch`."""
-    return CudaCompiler(arch, descriptors)
+    compiler = CudaCompiler(arch, descriptors)
+    return compiler if config().rehearse is None else RehearsalCompiler(compiler)
 
 
 @functools.cache

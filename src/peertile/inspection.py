@@ -2,7 +2,7 @@
 
 A description is NAME=VALUE: a tensor `x=f32[1000,64]`, a partition `z=f32[1000]/256` (`/128x64` for two
 axes, `/256p` persistent), a mailbox `box=bf16[4096]` (`box=bf16[4096]:1` for depth 1), a scalar or a
-constant `B=64`. Tensors are taken as contiguous and 64-byte aligned.
+constant `B=64` (`DT=bf16` for a dtype). Tensors are taken as contiguous and 64-byte aligned.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import inspect as python_inspect
 import re
 import sys
 from ast import literal_eval
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from peertile.dtypes import dtype_named, f32, i64
+from peertile.dtypes import DType, dtype_named, f32, i64
 from peertile.errors import ArgumentError
 from peertile.ir.types import (
     Access,
@@ -31,14 +33,14 @@ from peertile.ir.types import (
     Type,
 )
 from peertile.kernel import KernelFunction
-from peertile.language.annotations import KernelParam, Role
+from peertile.language.annotations import ConstOf, KernelParam, Role
 from peertile.runtime.argument import canonical, multicast_type, symmetric_type, view_type
 from peertile.runtime.tensor import contiguous_strides
 
 __all__ = ["Description", "Signature", "describe", "load_kernel"]
 
 _TENSOR = re.compile(
-    r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]+)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?(?P<fabric>@fabric)?$"
+    r"^(?P<dtype>\w+)\[(?P<shape>\d+(?:\s*,\s*\d+)*)\](?:/(?P<tile>\d+(?:x\d+)*)(?P<persistent>p?))?(?::(?P<depth>\d+))?(?P<fabric>@fabric)?$"
 )
 
 
@@ -65,12 +67,31 @@ class Signature:
             if param.role is Role.CONST:
                 if text_of is None and param.required:
                     raise ArgumentError(f"{param.name}: expected a constant such as {param.name}=64, got nothing")
-                consts[param.name] = param.default if text_of is None else literal_eval(text_of)
+                consts[param.name] = param.default if text_of is None else _constant(param, text_of)
             else:
                 types[param.name] = canonical(_type(param, text_of))
         if given:
             raise ArgumentError(f"argument: {kernel.name} has no parameter {', '.join(given)}")
         return Signature(types, consts)
+
+
+def _constant(param: KernelParam, text: str) -> Any:
+    """What a T.Const parameter gets: a Python literal, a dtype or a member of an enum by its name, a text as it is."""
+    kind = param.const_type
+    value: Any = text
+    if kind is DType:
+        return dtype_named(text.rpartition(".")[2])
+    try:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            value = kind[text.rpartition(".")[2]]
+        elif kind is not str or text[:1] in ("'", '"'):
+            value = literal_eval(text)
+    except (ValueError, SyntaxError, KeyError):  # it stays a text, unless it names a dtype
+        with suppress(ArgumentError):
+            value = dtype_named(text.rpartition(".")[2]) if kind is None else text
+    if kind is not None and not ConstOf(kind).takes(value):
+        raise ArgumentError(f"{param.name}: expected a value for {ConstOf(kind)}, got {text!r}")
+    return value
 
 
 def _type(param: KernelParam, text: str | None) -> Type:

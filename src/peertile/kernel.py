@@ -33,7 +33,7 @@ from peertile.binding import (
 from peertile.captures import snapshot
 from peertile.errors import ArgumentError, CompileError, LaunchError
 from peertile.ir.types import Type
-from peertile.language.annotations import REQUIRED, KernelParam, Role, read_signature
+from peertile.language.annotations import REQUIRED, ConstOf, KernelParam, Role, read_signature
 from peertile.launch import NO_BULK, DeferredLaunchOp, LaunchOp, loaded
 from peertile.recognise import recogniser
 from peertile.runtime.argument import Argument, Use
@@ -231,6 +231,9 @@ class KernelFunction:
                         f"{param.name}: expected a value that can be hashed, as code is compiled for it (T.Const), "
                         f"got {value!r}; pass a tuple for a list"
                     ) from None
+                declared = ConstOf(param.const_type)
+                if declared.type is not None and not declared.takes(value):
+                    raise ArgumentError(f"{param.name}: expected a value for {declared}, got {value!r}")
                 consts[param.name] = value
                 key.append((type(value), value))
                 continue

@@ -438,6 +438,9 @@ def _pack(name: str, spec: Specialization, bound: Bound) -> bytes:
     for argument in arguments:
         labels = getattr(argument.keep, "labels", None)
         if labels is not None:
+            # The host writes there now, before the leases of the launch are taken, which look at it too.
+            for use in argument.uses:
+                use.storage.check_alive(name)
             labels.note(number, _label(name, bound))
     return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in arguments)
 

@@ -221,6 +221,22 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
     assert cache.stats.evicted == 1
 
 
+def test_the_folder_is_looked_at_once_in_a_64th_of_the_bound_and_the_bound_is_kept(tmp_path, monkeypatch):
+    looks = []
+    scan = os.scandir
+    monkeypatch.setattr(cache_module.os, "scandir", lambda folder: (looks.append(1), scan(folder))[1])
+    cache, bound = DiskCache(tmp_path, 64_000), 64_000
+    for n in range(800):  # of 100 bytes each
+        cache.get(f"k{n}", lambda: b"x" * 68)
+        assert n % 50 or sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound
+    assert 70 <= len(looks) <= 90
+    assert cache.stats.evicted > 150
+    for n in range(100):  # processes that make one entry each look as often
+        DiskCache(tmp_path, bound).get(f"new{n}", lambda n=n: b"%068d" % n)
+    assert 75 <= len(looks) <= 105
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound
+
+
 def test_an_entry_beyond_the_bound_is_not_kept(tmp_path):
     cache = DiskCache(tmp_path, 100)
     assert cache.get("k", lambda: b"x" * 1000) == b"x" * 1000

@@ -15,6 +15,7 @@ from peertile.sim.verdicts import VerdictKind
 KERNEL = two_shot_kernel(16)
 
 
+@pytest.mark.sentence("SG-6")
 @pytest.mark.sentence("MM-47")
 @pytest.mark.parametrize("start", [2**31 - 2, 2**32 - 2, 2**63 - 2, 2**64 - 2])
 def test_signals_pass_the_wrap(start: int) -> None:

@@ -31,6 +31,7 @@ def program(sync: bool):
     return main
 
 
+@pytest.mark.sentence("MM-29")
 @pytest.mark.slow
 def test_a_fill_that_the_hosts_did_not_wait_for_races_with_the_notify() -> None:
     for seed in range(0, 2000, 200):
@@ -41,6 +42,7 @@ def test_a_fill_that_the_hosts_did_not_wait_for_races_with_the_notify() -> None:
         assert "signal on rank 1" in str(verdict)
 
 
+@pytest.mark.sentence("MM-22")
 def test_waiting_for_the_fill_first_is_clean() -> None:
     assert check(program(True), 2, schedules=50).clean
 

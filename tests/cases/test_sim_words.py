@@ -68,7 +68,7 @@ def through_one_pad(pad: T.Peer, x: T.Peer, out: T.Exclusive):
     else:
         if x.rank == 0:
             x.at(1).store((0,), T.full((16,), 42, T.i64))
-        T.st(pad, 1, (0,), rank=1, order=T.release)
+        T.atom_add(pad, 1, (0,), rank=1, order=T.release)  # stores would be two writers, told first
 
 
 @faulty(VerdictKind.RACE, "x of rank 1", "of through_one_pad on rank 0", "of through_one_pad on rank 1", ranks=3)

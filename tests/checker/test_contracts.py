@@ -96,6 +96,7 @@ def test_a_rank_that_has_ended_is_named() -> None:
 # ---------------------------------------------------------------- launches
 
 
+@pytest.mark.sentence("MM-46")
 @pytest.mark.feature("C4", "sim")
 def test_different_grids_on_one_channel_are_named() -> None:
     def main(group) -> None:
@@ -258,6 +259,7 @@ def read_peer(out: T.Exclusive, x: T.Peer[T.read]):
     out.store(x.at(1 - x.rank).load((0,), (64,)))
 
 
+@pytest.mark.sentence("MM-63")
 @pytest.mark.feature("C5", "sim")
 def test_memory_of_a_heap_that_is_used_again_is_never_written_at_first() -> None:
     def main(group) -> None:

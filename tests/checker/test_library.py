@@ -1,10 +1,14 @@
 """The collectives of the library on the simulated machine: no false report, and right values."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import peertile as pt
 from peertile.checker.check import check
+from peertile.library import cuda_collectives, cuda_kernels
 from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
@@ -84,10 +88,66 @@ def gpu_plan(algorithm: Algorithm, tile: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "tile"), [("flagged", 32), ("filled", 16), ("pushed", 32)])
-def test_kernels_for_gpus_are_clean_on_two_ranks(algorithm: str, tile: int) -> None:
-    report = check(gpu_plan(Algorithm(algorithm), tile), 2, schedules=2)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("algorithm", "tile"), [("flagged", 32), ("filled", 16), ("filled", 64), ("pushed", 32)])
+def test_kernels_for_gpus_are_clean(algorithm: str, tile: int, ranks: int) -> None:
+    """A filled tile of 64 is all of a launch, and so is a quarter of it: six of those use four places."""
+    report = check(gpu_plan(Algorithm(algorithm), tile), ranks, schedules=2)
     assert report.clean, str(report)
+
+
+def gpu_moves(algorithm: Algorithm, tile: int):
+    """The other collectives by the kernels for GPUs, with tiles of two sizes one behind the other."""
+
+    def main(group) -> None:
+        size, me = group.size, group.rank
+        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 2) + (1 << 16)) as heap:
+            plans, n = GpuPlans(heap, 2), 60
+            rows = [values(r, size * n).reshape(size, n) for r in range(size)]
+            x, whole, part = pt.asarray(rows[me].reshape(-1)), pt.zeros((size * n,), pt.f32), pt.zeros((n,), pt.f32)
+            mine = pt.asarray(rows[me][0])
+            for shape in (Shape(algorithm, 2, tile), Shape(algorithm, 2, tile // 4)):
+                plans.reduce_scatter(shape, x, part, ReduceOp.SUM).sync()
+                assert np.array_equal(part.numpy(), sum(r[me] for r in rows))
+                plans.gather(shape, mine, whole, each=False).sync()
+                assert np.array_equal(whole.numpy(), np.concatenate([r[0] for r in rows]))
+                plans.gather(shape, x, whole, each=True).sync()
+                assert np.array_equal(whole.numpy(), np.concatenate([r[me] for r in rows]))
+
+    return main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("algorithm", ["flagged", "pushed"])
+def test_kernels_for_gpus_that_move_are_clean(algorithm: str, ranks: int) -> None:
+    report = check(gpu_moves(Algorithm(algorithm), 32), ranks, schedules=2)
+    assert report.clean, str(report)
+
+
+FENCES = {
+    "before the only turn of a launch": ("    order_emptied(e)\n    send_filled", "    send_filled", 64),
+    "at the head of several turns": ("    T.sync_system()  # what the launches before emptied\n", "", 16),
+    "in every second turn": ("        order_emptied(e)\n        e += 1", "        e += 1", 16),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fence", FENCES)
+def test_no_fence_of_filled_places_can_be_left_out(fence: str, tmp_path, monkeypatch) -> None:
+    """Without it a place may be emptied after it was filled again, and its reader waits for what was lost."""
+    text, instead, tile = FENCES[fence]
+    source = Path(cuda_kernels.__file__).read_text()
+    assert text in source
+    path = tmp_path / "without.py"
+    path.write_text(source.replace(text, instead))
+    spec = importlib.util.spec_from_file_location("without_a_fence", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(cuda_collectives, "kernels", module)
+    report = check(gpu_plan(Algorithm.FILLED, tile), 2, schedules=2)
+    assert not report.clean
+    assert "two stores to it are not ordered" in str(report)
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def hand_over(out: T.Exclusive, x: T.Peer, ready: T.Signal, done: T.Signal):
 HAND_OVER = build(hand_over, {"out": exclusive(16), "x": PEER, "ready": SIGNAL, "done": SIGNAL})
 
 
+@pytest.mark.sentence("MM-8")
 @pytest.mark.parametrize("setting", list(product(ON_OFF, repeat=4)))
 @pytest.mark.feature("P6", "sim")
 def test_signals(setting: tuple[bool, ...]) -> None:
@@ -129,6 +130,7 @@ def _mailbox(kernel: Kernel, depth: int, acknowledged: bool) -> Case:
     return kernel_case(kernel, 1, lambda: [floats(2, 64), floats(2, 64), new_mailbox(box, 2, 1)], ranks=2)
 
 
+@pytest.mark.sentence("MB-1", "MB-2")
 @pytest.mark.parametrize("setting", list(product(ON_OFF, repeat=2)))
 @pytest.mark.feature("P9", "sim")
 def test_mailboxes_of_depth_two(setting: tuple[bool, ...]) -> None:
@@ -138,6 +140,7 @@ def test_mailboxes_of_depth_two(setting: tuple[bool, ...]) -> None:
     agrees(_mailbox(without(all_reduce_kernel(16, 2, False), setting), 2, False), right)
 
 
+@pytest.mark.sentence("MB-1", "MB-2", "MB-3")
 @pytest.mark.parametrize("setting", list(product(ON_OFF, repeat=4)))
 @pytest.mark.feature("P9", "sim")
 def test_mailboxes_with_acknowledgement(setting: tuple[bool, ...]) -> None:

@@ -69,3 +69,58 @@ def test_path(folder):
 def test_a_cache_that_does_not_exist_is_empty(tmp_path, monkeypatch):
     use(monkeypatch, tmp_path / "never")
     assert json.loads(run("list", "--json").stdout)["files"] == []
+
+
+PROGRAM = """
+import numpy as np, peertile as pt
+from peertile.cli.bench_kernels import vector_add
+device = pt.current_device()
+assert (device.name, device.target, device.persistent_programs) == ("cuda:0", "sm_90", 10)
+x = pt.asarray(np.arange(1000, dtype=np.float32))
+z = pt.empty((1000,), pt.f32)
+vector_add(z.partition(256), x, x).sync()
+assert np.array_equal(z.numpy(), 2 * x.numpy())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("triton")
+@pytest.mark.feature("H17", "cuda")
+def test_fill_compiles_for_a_gpu_what_a_program_needs_and_another_cache_serves_it(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    use(monkeypatch, tmp_path / "here")
+    monkeypatch.setenv("PEERTILE_CACHE_DIR", str(tmp_path / "here"))
+    options = ("fill", "--arch", "sm_90", "--multiprocessors", "10")
+    done = run(*options, "--into", str(tmp_path / "there"), "--json", str(program))
+    assert done.exit_code == 0, capfd.readouterr().err
+    said = json.loads(done.stdout)
+    (made,) = (tmp_path / "there" / "cubins").iterdir()
+    size = made.stat().st_size
+    assert said == {"folder": str(tmp_path / "there"), "arch": "sm_90", "kernels": 1, "bytes": size, "status": 0}
+    # Another process, with that folder alone, and from another place: nothing is compiled, and triton is not loaded.
+    elsewhere = tmp_path / "elsewhere.py"
+    elsewhere.write_text(PROGRAM + "import sys; assert 'triton' not in sys.modules")
+    use(monkeypatch, tmp_path / "there")
+    monkeypatch.setenv("PEERTILE_CACHE_DIR", str(tmp_path / "there"))
+    done = run(*options, str(elsewhere))
+    assert done.exit_code == 0, capfd.readouterr().err
+    assert done.stdout == f"1 kernels for sm_90, {size / 2**20:.1f} MiB, in {tmp_path / 'there'}\n"
+    assert [path.name for path in (tmp_path / "there" / "cubins").iterdir()] == [made.name]
+
+
+def test_fill_needs_a_program_that_starts_and_passes_on_how_it_ends(folder, monkeypatch):
+    assert str(run("fill", "--arch", "sm_90").exception) == (
+        "peertile cache fill: expected a program, as a .py file or a command, got none"
+    )
+    assert str(run("fill", "--arch", "sm_90", "no-such-program").exception) == (
+        "peertile cache fill: 'no-such-program' cannot be started: No such file or directory"
+    )
+    assert str(run("fill", "--arch", "volta", "true").exception) == (
+        "PEERTILE_REHEARSE: expected an architecture as sm_90, or with the number of multiprocessors as sm_90:132, "
+        "got 'volta'"
+    )
+    done = run("fill", "--arch", "sm_90", "sh", "-c", "exit 3")
+    assert done.exit_code == 3
+    assert done.stdout == f"0 kernels for sm_90, 0.0 MiB, in {folder}\n"
+    assert done.stderr == "the program ended with status 3: kernels that it did not reach are missing\n"

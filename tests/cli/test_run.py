@@ -49,6 +49,7 @@ def test_one_rank_is_the_default(write):
     assert peertile("run", write("print(init().size)")) == (0, "1\n", "")
 
 
+@pytest.mark.sentence("PR-1")
 @pytest.mark.slow
 def test_a_program_that_calls_run_joins_the_ranks_of_the_command(write):
     path = write("run(lambda group: group.print('size', group.size), ranks=2)\n")

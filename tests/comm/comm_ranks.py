@@ -24,6 +24,13 @@ def facts(group):
     return group.rank, group.size, group.world_ranks, group.local_rank, group.local_size, group.generation
 
 
+ARGV = tuple(sys.argv)  # while this module is imported
+
+
+def argv(group):
+    return ARGV, tuple(sys.argv)
+
+
 def add(group, *numbers):
     return sum(numbers) + group.rank
 

@@ -274,6 +274,42 @@ def test_blocks_of_closed_groups_are_used_again():
     assert keys == {1}
 
 
+def subgroup(job, members, *, sequence=0):
+    for rank in job.mail:
+        job.arrive(rank, f"subgroup({list(members)})", members=members, sequence=sequence)
+    return {job.take(rank).created for rank in job.mail}.pop()
+
+
+def test_who_waits_for_a_rank_that_closed_the_group_is_told_at_once():
+    job = Job(3)
+    pair = subgroup(job, (1, 2))
+    job.arrive(1, "barrier(x)", group=pair)
+    job.tell(2, Close(pair))
+    assert job.error(1, PeerFailed) == "rank 1 failed: closed the group"  # rank 1 of the pair
+    other = subgroup(job, (0, 1, 2), sequence=1)
+    job.tell(0, Close(other))
+    assert not job.block(other).aborted  # nobody needs it yet
+    for rank in (1, 2):
+        job.arrive(rank, "barrier(y)", group=other)
+        assert job.error(rank, PeerFailed) == "rank 0 failed: closed the group"
+    assert str(job.block(other).failure()) == "rank 0 failed: closed the group"
+    job.arrive(1, RECOVER, group=other, sequence=1)
+    assert job.error(1, PeerFailed) == "rank 0 failed: closed the group"
+    assert not job.block().aborted
+
+
+@pytest.mark.parametrize("end", [Leave(), Dying("a")])
+def test_the_block_of_a_group_is_free_once_its_last_rank_is_gone_or_has_closed_it(end):
+    job = Job(3)
+    key = subgroup(job, (0, 1))
+    job.tell(0, Close(key))
+    job.tell(1, end)
+    job.arrive(0, "barrier(late)", group=key)
+    assert job.error(0, SymmetryError) == (
+        "barrier(late): the group was recovered or closed while this call was being made"
+    )
+
+
 def test_too_many_groups_are_refused_on_every_rank():
     job = Job(2)
     for turn in range(1024):

@@ -62,6 +62,7 @@ def test_a_slurm_batch_script_is_no_rank(step):
     assert not started_by_launcher(env)
 
 
+@pytest.mark.sentence("PR-4")
 @pytest.mark.parametrize(
     ("env", "port", "expected"),
     [
@@ -177,6 +178,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sentence("PR-3")
 @pytest.mark.sentence("PR-2")
 @pytest.mark.feature("D1", "cpu")
 @pytest.mark.parametrize(("env", "arguments", "kind", "message"), REFUSED, ids=[case[3][:40] for case in REFUSED])

@@ -210,6 +210,17 @@ def meeting(folder, body):
     return causes(start(write(folder, MEET + body), 3))
 
 
+def test_who_knocks_as_rank_0_leaves_does_not_end_the_rendezvous():
+    server = serve(free_port(), "knocks", 2, 5)
+    try:
+        server._unlist()
+        server._accept()  # what was seen in the same look at the sockets
+        assert not server.finished
+    finally:
+        server.linger(0)
+    assert server.finished
+
+
 @pytest.mark.slow
 @pytest.mark.sentence("PR-5")
 def test_the_others_meet_after_the_rank_that_hosts_the_rendezvous_has_left(tmp_path):
@@ -241,6 +252,29 @@ assert again.exchange(bytes([again.rank]), "again") == [b"\\0", b"\\1", b"\\2"]
 """,
     )
     assert ended == dict.fromkeys(range(3), (0, "ended normally"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_leave_and_join_again_need_not_be_equally_quick(tmp_path, late):
+    path = write(
+        tmp_path,
+        f"""
+group = init()
+for turn in range(8):
+    assert group.exchange(bytes([group.rank, turn]), "turn") == [bytes([rank, turn]) for rank in range(3)]
+    if group.rank == {late}:
+        end = time.monotonic() + 0.03
+        while time.monotonic() < end:
+            os.sched_yield()
+    group.close()
+    group = init()
+if group.rank == 0:  # of the jobs before nothing is left
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("peertile-coordinator") <= 2 and names.count("peertile-monitor") == 1, names
+""",
+    )
+    assert causes(start(path, 3)) == dict.fromkeys(range(3), (0, "ended normally"))
 
 
 @pytest.mark.slow
@@ -430,6 +464,7 @@ def test_the_first_failure_is_one_that_no_other_rank_caused():
 # Other launchers, and ranks that do not come
 
 
+@pytest.mark.sentence("PR-1")
 @pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.native_only

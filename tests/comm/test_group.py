@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 
 import comm_ranks
 import pytest
@@ -186,6 +187,7 @@ def test_a_recovery_whose_callback_fails_raises_everywhere(model):
     assert ranks("recover_callback_fails", 3, model=model) == [own, others, others]
 
 
+@pytest.mark.sentence("PR-30")
 @OWN_JOB
 @pytest.mark.feature("S5", "cpu")
 def test_f64_a_wait_for_a_rank_that_does_not_come_is_bounded(model):
@@ -223,6 +225,11 @@ def test_spawn_refuses_a_function_that_processes_cannot_find():
     assert spawn(local, 2, model=RankModel.THREADS) == [0, 1]
     with pytest.raises(ArgumentError, match="expected a function at the top level"):
         spawn(functools.partial(comm_ranks.add), 2)
+
+
+@SLOW
+def test_spawned_ranks_see_the_arguments_of_the_program():
+    assert spawn(comm_ranks.argv, 2) == [(tuple(sys.argv), tuple(sys.argv))] * 2
 
 
 def test_spawn_refuses_arguments_that_cannot_be_pickled():

@@ -122,6 +122,7 @@ ACCESS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sentence("BD-12")
 @pytest.mark.parametrize(("body", "params", "message"), ACCESS, ids=[a[0] for a in ACCESS])
 def test_accesses_that_are_refused(body, params, message):
     assert error(compiled(body, params)).message == message
@@ -222,6 +223,7 @@ def test_put_and_get():
 WAITS = {"eq": Cmp.EQ, "ne": Cmp.NE, "ge": Cmp.GE, "le": Cmp.LE, "gt": Cmp.GT, "lt": Cmp.LT}
 
 
+@pytest.mark.sentence("MM-91")
 @pytest.mark.parametrize(("name", "cmp"), WAITS.items())
 def test_waits_are_acquires_at_system_scope_on_peers(name, cmp):
     op = only(build(compiled(f"T.wait_{name}(words, 3)", "z, words")), ops.Wait)
@@ -329,6 +331,7 @@ WORD_ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sentence("MM-4", "MM-91")
 @pytest.mark.parametrize(("body", "message"), WORD_ERRORS, ids=[w[0] for w in WORD_ERRORS])
 def test_words_that_are_refused(body, message):
     assert error(compiled(body, "z, x, p, q, words, n")).message == message
@@ -364,6 +367,7 @@ def test_small_integers_are_no_words_to_wait_on():
 # ---------------------------------------------------------------- signals, counters, barriers
 
 
+@pytest.mark.sentence("SG-4")
 def test_a_signal_slot_is_the_program_index_unless_named():
     def kernel(z, s, n):
         s.notify()

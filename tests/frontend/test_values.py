@@ -62,6 +62,7 @@ WEAK = [
 ]
 
 
+@pytest.mark.sentence("NU-3")
 @pytest.mark.parametrize(("expression", "dtype", "expected"), WEAK)
 def test_a_python_number_takes_the_dtype_of_the_tile(expression, dtype, expected):
     assert result_type(expression, n=scalar(dtype)) == TileType(expected)
@@ -144,6 +145,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sentence("NU-3")
 @pytest.mark.parametrize(("expression", "dtype", "expected"), REFUSED, ids=[f"{r[0]} {r[1]}" for r in REFUSED])
 def test_arithmetic_that_is_refused(expression, dtype, expected):
     assert message(expression, n=scalar(dtype)) == expected

@@ -179,6 +179,8 @@ def narrow(z: T.Exclusive, by: T.bf16):
         case(lambda z, x: scale(z.partition(8), x, 1e300), "by: expected -3.40282e+38 to 3.40282e+38 for f32, or an infinity, got 1e+300"),
         case(lambda z, x: scale(z.partition(8), x, 10**400), "by: expected -3.40282e+38 to 3.40282e+38 for f32, or an infinity, got an integer of 1329 bits"),
         case(lambda z, x: tuned(z.partition(8), [1, 2]), "width: expected a value that can be hashed, as code is compiled for it (T.Const), got [1, 2]; pass a tuple for a list"),
+        case(lambda z, x: scale(z.partition(8), x, 2, plus="4"), "plus: expected a value for T.Const[int], got '4'"),
+        case(lambda z, x: scale(z.partition(8), x, 2, 1.5), "plus: expected a value for T.Const[int], got 1.5"),
         case(lambda z, x: narrow(z.partition(8), 1e300), "by: expected -3.40282e+38 to 3.40282e+38 for bf16, or an infinity, got 1e+300"),
         case(lambda z, x: pick(z.partition(4), x, 1 << 70), f"index: expected {-(1 << 63)} to {(1 << 63) - 1} for i64, got {1 << 70}"),
         case(lambda z, x: pt.empty((2,), np.float32), "dtype: expected a peertile dtype such as pt.f32, got <class 'numpy.float32'>"),
@@ -417,6 +419,7 @@ def post_once(z: T.Exclusive, box: T.Mailbox):
     z.store(total)
 
 
+@pytest.mark.sentence("MB-11")
 def test_grid_larger_than_the_mailbox_is_refused():
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         box = heap.mailbox(tile=8, dtype=pt.f32, programs=1)

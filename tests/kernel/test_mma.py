@@ -30,6 +30,7 @@ def plain(a, b, z):
     z.store(T.mma(a.load(), b.load()))
 
 
+@pytest.mark.sentence("NU-43")
 @pytest.mark.feature("K5", "cpu")
 @pytest.mark.sentence("NU-42")
 @pytest.mark.parametrize("precision", Precision, ids=lambda p: p.value)

@@ -7,6 +7,7 @@ import pytest
 from layer_values import DTYPES, cases, close, made, poisoned
 
 import peertile as pt
+from peertile.library import attention_kernels
 from peertile.library.attention import RotaryPairs, attention, cache_append, decode_attention, rope, rope_tables
 
 pytestmark = [pytest.mark.any_device]
@@ -47,6 +48,21 @@ def test_attention_is_the_softmax_of_scores_over_values(rng, shape, causal):
     out = poisoned((b, h, n, d), pt.f32)
     assert attention(q, k, v, causal=causal, out=out).sync() is out
     close(out, expected(a, c, e, causal=causal), pt.f32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal"),
+    [((2, 2, 64, 64, 32), False), ((4, 2, 40, 96, 16), False), ((3, 1, 37, 50, 16), True), ((2, 2, 50, 37, 16), True)],
+    ids=str,
+)
+def test_attention_in_one_loop_is_the_same(rng, shape, causal):
+    heads, groups, n, m, d = shape
+    (q, a), (k, c), (v, e) = (made(rng, s, pt.f32) for s in ((heads, n, d), (groups, m, d), (groups, m, d)))
+    out = poisoned((heads, n, d), pt.f32)
+    scale = d**-0.5 / np.log(2)
+    part = out.permute(1, 0, 2).partition((16, 1, None))
+    attention_kernels.attend_flat(part, q, k, v, scale, BK=32, CAUSAL=causal).sync()
+    close(out, expected(a[None], c[None], e[None], causal=causal)[0], pt.f32)
 
 
 @pytest.mark.slow

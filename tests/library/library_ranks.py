@@ -11,8 +11,11 @@ import numpy as np
 import peertile as pt
 import peertile.language as T
 from peertile.errors import PeertileError
-from peertile.library.collectives import Collectives
+from peertile.library.collectives import GPU_SLOT_BYTES, SLOT_BYTES, Collectives
+from peertile.library.experts import Experts
+from peertile.library.fused import FusedProducts
 from peertile.library.reductions import ReduceOp
+from peertile.library.ring_attention import RingAttention
 from peertile.library.selection import Algorithm
 
 COUNTS = (0, 1, 2, 7, 64, 1000, 4097)
@@ -70,7 +73,8 @@ def usable(algorithm, n, dtype=pt.f32):
     if algorithm is Algorithm.FLAGGED:
         return n <= 256 and dtype.itemsize in (2, 4)
     if algorithm is Algorithm.ONE_SHOT:
-        return n * dtype.itemsize <= 1 << 17
+        on_gpu = pt.current_device().driver.kind is pt.DriverKind.CUDA
+        return n * dtype.itemsize <= (GPU_SLOT_BYTES if on_gpu else SLOT_BYTES) // 2
     return algorithm is not Algorithm.RING or dtype.itemsize >= 4 or dtype.is_int
 
 
@@ -629,3 +633,46 @@ def pt_config():
     from peertile.config import config
 
     return config()
+
+
+def too_small_for_a_communicator(group):
+    """Each kind of communicator, in a heap of ever more bytes until it fits: a failure leaves nothing of it there."""
+    kinds = {
+        "Collectives": lambda heap: Collectives(heap, programs=1, slot_bytes=8192),
+        "FusedProducts": lambda heap: FusedProducts(heap, staging_bytes=1 << 12, workers=1),
+        "Experts": lambda heap: Experts(heap, experts=4, rows=64, width=16, top_k=2, dtype=pt.f32, workers=1),
+        "RingAttention": lambda heap: RingAttention(heap, staging_bytes=1 << 12, workers=1),
+    }
+    failed = dict.fromkeys(kinds, 0)
+    for name, make in kinds.items():
+        for kib in (4, 8, 12, 16, 24, 32, 64, 128, 256, 512, 4096):
+            with pt.SymmetricHeap(group, size_bytes=kib << 10) as heap:
+                try:
+                    with make(heap):
+                        break
+                except pt.AllocationError:
+                    failed[name] += 1
+                whole = heap.empty(((kib << 10) - 256,), pt.u8)  # all but what lies behind each object
+                assert whole.offset == 0
+    return failed
+
+
+def outlives_its_heap(group):
+    """Communicators whose heap is closed before them: one is closed then, one after the group has recovered."""
+    heap = pt.SymmetricHeap(group, size_bytes=16 << 20)
+    first, second = (Collectives(heap, programs=1, slot_bytes=8192) for _ in range(2))
+    heap.close()
+    first.close()
+    group.barrier("closed")
+    if group.rank == 0:
+        group.fail("a test")
+    while group.failure() is None:
+        time.sleep(0)
+    group.recover(timeout_s=20)
+    try:
+        second.all_reduce(pt.ones(3, pt.f32)).sync()
+    except PeertileError as error:
+        said = type(error).__name__
+    second.close()
+    group.barrier("in step")
+    return said

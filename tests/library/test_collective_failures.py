@@ -74,3 +74,34 @@ def test_an_exception_in_one_rank_during_each_collective_reaches_the_others_and_
                 assert found[kind] == ("Boom", None, kind)
             else:
                 assert found[kind] == ("PeerFailed", victim, f"rank {victim} failed: Boom: {kind}")
+
+
+def test_a_communicator_that_does_not_fit_leaves_the_heap_as_it_was():
+    failed = pt.spawn(ranks.too_small_for_a_communicator, 2, model=pt.RankModel.THREADS)
+    assert failed[0] == failed[1]
+    assert min(failed[0].values()) > 1
+
+
+def test_a_communicator_may_be_closed_after_its_heap_and_does_not_disturb_recovery():
+    assert pt.spawn(ranks.outlives_its_heap, 2, model=pt.RankModel.THREADS) == ["UsageError"] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.all_reduce([1.0]), "all_reduce: x: expected a Tensor or SymmetricTensor, got list"),
+        (lambda c: c.all_gather(None), "all_gather: x: expected a Tensor or SymmetricTensor, got NoneType"),
+        (lambda c: c.broadcast(3), "broadcast: x: expected a Tensor or SymmetricTensor, got int"),
+        (
+            lambda c: c.all_reduce(pt.ones(3, pt.f32), algorithm="ring"),
+            "all_reduce: algorithm: expected an Algorithm or None, got 'ring'",
+        ),
+        (
+            lambda c: c.all_gather_v(pt.ones(3, pt.f32), 3),
+            "all_gather_v: counts: expected 1 integers >= 0, one for each rank, got 3",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(call, message):
+    with Collectives(pt.init()) as comm, pytest.raises(pt.ArgumentError, match="^" + re.escape(message) + "$"):
+        call(comm)

@@ -57,6 +57,7 @@ def test_rows_are_cut_smaller_where_the_last_turn_of_the_programs_is_not_full():
     assert tail_rows(100, 5120, tile, 13) <= 100
 
 
+@pytest.mark.sentence("NU-43")
 def test_a_split_product_is_the_sum_of_its_shares_and_the_same_on_every_run(rng):
     a, b = factors(rng, 30, 50, 333, pt.f32)
     results = []

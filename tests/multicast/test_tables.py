@@ -36,6 +36,7 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
 
 
+@pytest.mark.sentence("MM-80")
 @pytest.mark.slow
 @pytest.mark.any_device
 @pytest.mark.feature("M1", "cpu")
@@ -115,6 +116,7 @@ def simulated(function, *args):
     assert report.clean, "\n".join(map(str, report.verdicts))
 
 
+@pytest.mark.sentence("MM-80")
 @pytest.mark.feature("M1", "sim")
 @pytest.mark.feature("M2", "sim")
 @quick_first("order", LOADS)

@@ -84,6 +84,7 @@ def is_ordered(left_out):
     return (there[0] or there[1]) and there[2] and there[4]
 
 
+@pytest.mark.sentence("MM-15")
 @pytest.mark.parametrize("left_out", [s for s in SETTINGS if len(s) < 2], ids=str)
 def test_one_fence_left_out_is_reported_when_the_formula_says(left_out):
     found = verdicts(left_out)

@@ -188,6 +188,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.sentence("B1", "B2", "B3", "B4", "B5", "B6")
 @pytest.mark.parametrize("kernel", GOOD, ids=lambda k: k.__name__)
 def test_what_keeps_the_rules_compiles(kernel):
     build(kernel)
@@ -663,6 +664,7 @@ BAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.sentence("B1", "B2", "B3", "B4", "B5", "B6", "B7", "MB-12")
 @pytest.mark.parametrize(("kernel", "message", "under"), BAD, ids=[b[0].__name__ for b in BAD])
 def test_what_breaks_a_rule_is_refused(kernel, message, under):
     found = error(kernel)
@@ -713,6 +715,7 @@ def text(body: str):
     return parse_kernel(f"kernel @k({BOX}) {{ {POST} {body} return() }}")
 
 
+@pytest.mark.sentence("B1")
 def test_more_posts_ahead_are_allowed_where_the_caller_says_so():
     two = "box_post(%box, %t) box_post(%box, %t) "
     kernel = text(two + "box_collect(%box) box_release(%box) box_collect(%box) box_release(%box)")

@@ -59,6 +59,7 @@ ORDERED = {
 }  # fmt: skip
 
 
+@pytest.mark.sentence("MM-10")
 @pytest.mark.parametrize("pair", list(itertools.combinations(OPS, 2)), ids="-".join)
 def test_pairs(pair: tuple[str, str]) -> None:
     a, b = pick(pair)

@@ -111,6 +111,7 @@ def check_exchange(kernel: Kernel, obj, ranks: int, grid: int, schedule) -> None
         np.testing.assert_array_equal(found, np.broadcast_to(expected, (grid, 4)))
 
 
+@pytest.mark.sentence("SG-6")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @under_every_schedule
 def test_notify_and_wait_order_every_round(ranks: int, schedule) -> None:
@@ -129,6 +130,7 @@ def test_epochs_go_on_in_the_next_launch() -> None:
     assert signal["sent"][0].tolist() == signal["seen"][0].tolist() == [[0, 24, 24]]
 
 
+@pytest.mark.sentence("SG-21")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @under_every_schedule
 def test_barrier_over_one_program_index_of_all_ranks(ranks: int, schedule) -> None:
@@ -364,6 +366,7 @@ def test_mailbox_all_to_all(t: MailboxType, ranks: int, schedule) -> None:
     assert post_and_sum(t, ranks, 2 if ranks == 2 else 1, 5, schedule, launches=2)
 
 
+@pytest.mark.sentence("MB-6")
 @pytest.mark.parametrize("t", [DEPTH_2, ACKNOWLEDGED], ids=str)
 def test_mailbox_epochs_wrap(t: MailboxType) -> None:
     for schedule in SCHEDULES:

@@ -8,7 +8,7 @@ import numpy as np
 
 import peertile as pt
 import peertile.language as T
-from peertile.errors import DeviceFault, PeertileError
+from peertile.errors import DeviceFault, PeertileError, SymmetryError
 
 
 @pt.kernel
@@ -303,6 +303,76 @@ def unequal_tensors(group):
         except PeertileError as error:
             return told(error)
     return None
+
+
+def unequal_kinds(group, left, right):
+    """Rank 0 asks for one kind of object, the others for another; what each was told, and whether the heap goes on."""
+    kinds = {
+        "zeros": lambda heap: heap.zeros((4,), pt.f32),
+        "empty": lambda heap: heap.empty((8,), pt.f32),
+        "signal": lambda heap: heap.signal(slots=4),
+        "counter": lambda heap: heap.counter(slots=4),
+        "barrier": lambda heap: heap.barrier(programs=4),
+        "mailbox": lambda heap: heap.mailbox(tile=4, dtype=pt.f32, programs=1),
+    }
+    with pt.SymmetricHeap(group, size_bytes=1 << 16) as heap:
+        for first, second in ((left, right), (right, left)):
+            try:
+                kinds[first if group.rank == 0 else second](heap)
+            except SymmetryError:
+                pass
+            else:
+                return "not told"
+            x = heap.zeros((3,), pt.f32)
+            assert group.exchange(b"%d" % x.offset, "offset") == [b"0"] * group.size
+            heap.free(x)
+    return "told, and in step"
+
+
+def frees_in_another_order(group):
+    """Two tensors that look alike: were it not seen, later objects would lie at different places."""
+    with pt.SymmetricHeap(group, size_bytes=1 << 16) as heap:
+        first, second = heap.zeros((4,), pt.f32), heap.zeros((4,), pt.f32)
+        try:
+            heap.free(first if group.rank == 0 else second)
+        except PeertileError as error:
+            seen = told(error)
+        first.copy_from(np.ones(4, np.float32))  # nothing was freed
+        second.copy_from(np.ones(4, np.float32))
+        heap.free(first)
+        heap.free(second)
+        assert heap.zeros((4,), pt.f32).offset == first.offset
+    return seen
+
+
+def used_after_the_end(group, freed):
+    """What each use of an object says once it was freed, or its heap closed: never an access of memory that is gone."""
+    heap = pt.SymmetricHeap(group, size_bytes=1 << 20)
+    x, ready, box = heap.zeros((64,), pt.f32), heap.signal(slots=1), heap.mailbox(tile=4, dtype=pt.f32, programs=1)
+    other = x.at((group.rank + 1) % group.size)
+    tile, out = pt.ones(4, pt.f32), pt.empty((4,), pt.f32)
+    if freed:
+        for item in (x, ready, box):
+            heap.free(item)
+    else:
+        heap.close()
+    said = []
+    for use in (
+        lambda: box_sum(out.partition(4), tile, box).sync(),  # a launch that the mailbox has not seen before
+        lambda: other.numpy(),
+        lambda: other.copy_from(np.ones(64, np.float32)),
+        lambda: x.at((group.rank + 2) % group.size),
+        lambda: np.from_dlpack(x.local),
+        lambda: ready.reset(),
+        lambda: box.reset(),
+        lambda: ready.next_word(0, 0),
+    ):
+        try:
+            use()
+        except PeertileError as error:
+            said.append(str(error).replace(f"of rank {(group.rank + 1) % group.size}", "of the next rank"))
+    heap.close()
+    return said
 
 
 def heap_too_small(group):

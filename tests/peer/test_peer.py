@@ -94,6 +94,7 @@ def test_two_launches_in_flight_wait_for_each_other():
     assert spawn(peer_ranks.two_in_flight, 1) == [[1, 1]]
 
 
+@pytest.mark.sentence("MB-14")
 @pytest.mark.sentence("PR-32")
 @pytest.mark.sentence("PR-34")
 @pytest.mark.sentence("SG-32")
@@ -108,6 +109,7 @@ def test_exception_in_rank_1_reaches_the_others_and_recovery_gives_right_sums(ra
     assert all(second == ("PeerFailed", cause) for _, second in results)
 
 
+@pytest.mark.sentence("MB-14")
 @pytest.mark.slow
 @pytest.mark.native_only
 @both("ranks")
@@ -160,6 +162,7 @@ def test_killed_rank_is_named_within_five_seconds(ranks):
     assert time.monotonic() - begin < 5 + 10  # five from the death; starting processes comes before
 
 
+@pytest.mark.sentence("MM-46")
 @pytest.mark.native_only
 def test_ranks_with_different_grids_on_one_mailbox_are_told():
     results = spawn(peer_ranks.different_kernels, 2)
@@ -176,10 +179,45 @@ def test_ranks_that_disagree_about_a_heap_or_tensor_all_raise():
     assert spawn(peer_ranks.unequal_tensors, 2) == [("SymmetryError", text + "It must be the same on every rank")] * 2
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("zeros", "signal"), ("empty", "mailbox"), ("signal", "mailbox"), ("counter", "zeros"), ("barrier", "mailbox")],
+)
+def test_ranks_that_ask_for_different_kinds_of_objects_all_raise_and_stay_in_step(left, right):
+    assert spawn(peer_ranks.unequal_kinds, 3, left, right) == ["told, and in step"] * 3
+
+
+def test_objects_that_look_alike_are_freed_in_the_same_order_or_not_at_all():
+    text = (
+        "ranks disagree about SymmetricHeap.free: rank 0: \"free ['tensor f32[4] at 0']\"; "
+        "rank 1: \"free ['tensor f32[4] at 512']\". It must be the same on every rank"
+    )
+    assert spawn(peer_ranks.frees_in_another_order, 2) == [("SymmetryError", text)] * 2
+
+
+@pytest.mark.parametrize(("freed", "how"), [(True, "freed"), (False, "closed with its heap")])
+def test_an_object_that_has_ended_is_never_touched_again(freed, how):
+    said = spawn(peer_ranks.used_after_the_end, 3, freed)
+    assert said[0] == said[1] == said[2]
+    assert said[0] == [
+        f"{use} was {how}; use it before that"
+        for use in (
+            "box_sum: mailbox f32[4] x 1 x 2",
+            "Tensor.numpy: tensor f32[64] of the next rank",
+            "Tensor.copy_from: tensor f32[64] of the next rank",
+            "SymmetricTensor.at: tensor f32[64]",
+            "Tensor.__dlpack__: tensor f32[64]",
+            "Signal.reset: signal words [1, 3]",
+            "Mailbox.reset: mailbox f32[4] x 1 x 2",
+            "Signal.next_word: signal words [1, 3]",
+        )
+    ]
+
+
 def test_heap_too_small_says_what_was_asked_used_and_free():
     message = (
-        "SymmetricHeap: tensor f32[20000] asks for 80000 bytes, 4352 of 65536 are in use and the largest free range "
-        "has 61184; make the heap larger"
+        "SymmetricHeap: tensor f32[20000] asks for 80000 bytes, 4352 of 65536 are in use and 60928 fit at most; "
+        "make the heap larger"
     )
     assert spawn(peer_ranks.heap_too_small, 2) == [("AllocationError", message)] * 2
 
@@ -224,6 +262,7 @@ def test_more_programs_than_can_be_resident_is_refused_with_the_number():
         assert not out.numpy().any()
 
 
+@pytest.mark.sentence("MB-7")
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -175,6 +175,7 @@ def relay_race(words: T.Pointer, LIMIT: T.Const[int]):
     T.unsafe.store_ptr(words + p, T.u32(1), order=T.release, scope=T.device, token=token)
 
 
+@pytest.mark.sentence("MM-92")
 def test_programs_that_poll_by_hand_let_each_other_run():
     n = 500
     words = pt.zeros((n,), pt.u32)

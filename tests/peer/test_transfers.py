@@ -212,6 +212,7 @@ def polls_for_ever(words: T.Peer):
         pass
 
 
+@pytest.mark.sentence("PR-30")
 @pytest.mark.native_only
 @pytest.mark.sentence("MM-75")
 @pytest.mark.feature("P5", "cpu")
@@ -226,6 +227,7 @@ def test_every_wait_is_bounded(kernel, heap, monkeypatch):
     assert caught.value.place.loc.line > 0
 
 
+@pytest.mark.sentence("MM-91")
 @pytest.mark.feature("P2", "cpu")
 def test_a_narrow_atomic_on_a_peer_is_widened_with_a_note():
     def kernel(p):

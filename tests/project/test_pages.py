@@ -60,6 +60,12 @@ def test_claims_of_sentences_name_sentences_that_exist() -> None:
     assert sentences.wrong_claims() == []
 
 
+@pytest.mark.slow
+def test_every_sentence_has_a_test_or_defines_a_word() -> None:
+    assert sentences.open_sentences() == []
+    assert set(sentences.DEFINES) <= set(sentences.sentences())
+
+
 def test_feature_rows_are_unique() -> None:
     listed = [row.id for _, group in features.sections() for row in group]
     assert len(listed) == len(set(listed)) == 88

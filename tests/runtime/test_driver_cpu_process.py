@@ -370,6 +370,7 @@ met:
 """
 
 
+@pytest.mark.sentence("PR-10")
 def test_workers_take_part_in_a_launch(device):
     s = device.create_stream()
     binary = plain_kernel("test_meet", MEET)

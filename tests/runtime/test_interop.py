@@ -447,6 +447,7 @@ def test_a_mapped_partition_visits_every_tile_once():
 
 
 @pytest.mark.native_only
+@pytest.mark.gpu_only
 def test_raw_addresses_are_ordered_by_waiting():
     x = pt.zeros(4, pt.f32)
     pt.op.fill(x, 2).submit()

@@ -158,6 +158,7 @@ def test_a_runtime_call_inside_a_completion_callback_is_refused_and_a_hand_over_
 
 
 @pytest.mark.native_only
+@pytest.mark.gpu_only
 @pytest.mark.feature("H2", "cpu")
 def test_a_foreign_module_is_launched_by_a_builder_that_checks_and_freezes():
     x, z = pt.full(8, 3, pt.f32), pt.zeros(8, pt.f32)

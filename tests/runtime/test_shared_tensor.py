@@ -84,6 +84,16 @@ def test_each_device_is_named_once(other):
     assert np.all(pt.zeros((4,), pt.i64).share_with([other]).local.numpy() == 0)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, "cpu"])
+def test_the_devices_are_a_sequence(other, wrong):
+    x = pt.zeros((4,), pt.i64)
+    with pytest.raises(ArgumentError) as caught:
+        x.share_with(wrong)
+    assert str(caught.value) == (f"share_with(devices): expected a sequence of devices, got {wrong!r}; write [device]")
+    with pytest.raises(ArgumentError, match=r"expected a sequence of devices, got .*Device"):
+        x.share_with(other)
+
+
 def test_a_tensor_that_is_not_shared_is_no_peer():
     z = pt.zeros((4,), pt.i64)
     with pytest.raises(ArgumentError) as caught:

@@ -83,6 +83,7 @@ def test_a_split_keeps_the_history_of_both_parts() -> None:
     assert shadow.extent(found.cell) == [(8, 16)]
 
 
+@pytest.mark.sentence("MM-63")
 def test_memory_never_written_is_a_fact_of_the_shadow() -> None:
     shadow = Shadow(64, zeroed=False)
     one = agent(1)

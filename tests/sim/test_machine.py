@@ -212,6 +212,7 @@ def test_values_are_those_of_the_evaluator() -> None:
     assert all(o.tolist() == expected.tolist() for o in out)
 
 
+@pytest.mark.sentence("MM-20")
 def test_two_streams_without_an_edge_race_and_one_stream_does_not() -> None:
     kernel = scale_kernel(16)
 
@@ -245,6 +246,7 @@ def test_a_wait_for_any_of_the_adds_is_ordered_after_none() -> None:
     assert all(explore(case, 1, seed=s).verdicts for s in range(40))
 
 
+@pytest.mark.sentence("MM-42")
 def test_stores_and_adds_on_one_word_are_reported() -> None:
     f = Cell("f")
 

@@ -34,6 +34,7 @@ def message(one: Proxy, two: Proxy, before: bool, behind: bool, early: bool = Fa
     return script_case([(0, writer), (1, reader)])
 
 
+@pytest.mark.sentence("MM-30")
 @pytest.mark.feature("C2", "sim")
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_a_fence_covers_nothing_that_comes_later() -> None:
     assert not explore(script_case([alone]), 1).clean
 
 
+@pytest.mark.sentence("MM-50")
 @pytest.mark.parametrize("proxy", [GENERIC, MULTICAST])
 def test_atomics_through_two_proxies_are_no_pair(proxy) -> None:
     f = Cell("f")

@@ -36,6 +36,7 @@ def check(seed: int) -> None:
             assert np.isfinite(array.astype(np.float64)).all()
 
 
+@pytest.mark.sentence("MM-10")
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(k, marks=pytest.mark.slow) for k in range(12, 60))])
 def test_passes_keep_the_meaning(seed: int) -> None:
     check(seed)

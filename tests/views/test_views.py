@@ -3,6 +3,8 @@
 Each kernel runs natively and in the evaluator, and both give what numpy gives.
 """
 
+import re
+
 import numpy as np
 import pytest
 from tests.frontend.helpers import build, error, own, run, shared
@@ -194,6 +196,33 @@ def flatten(z: T.Exclusive, m: T.Shared):
     z.store(m.reshape(m.shape[0] * m.shape[1]).load((0,), (16,)))
 
 
+@pt.kernel
+def second_row(z: T.Exclusive, x: T.Shared, rows: T.i64, columns: T.i64):
+    z.store(x.reshape((rows, columns)).load((1, 0), (1, 4)).reshape(4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "got"),
+    [
+        (5, 3, 15),
+        (-2, -5, 10),
+        (10, 0, 0),
+        (7, 5270498306774157606, 10),  # 10 + 2 ** 65: the product wraps to what is there
+        (1 << 32, 1 << 32, 0),
+    ],
+)
+def test_extents_of_a_reshape_that_do_not_fit_are_refused_even_if_their_product_wraps(rows, columns, got):
+    z = pt.zeros((4,), pt.f32)
+    x = pt.asarray(np.arange(10, dtype=np.float32))
+    second_row(z.partition(4), x, 2, 5).sync()
+    assert z.numpy().tolist() == [5, 6, 7, 8]
+    message = "reshape `x`: expected extents of 0 or more, for as many elements as it has; elements: "
+    with pytest.raises(OutOfBounds, match=re.escape(f"{message}got {got}, limit 10")):
+        second_row(z.partition(4), x, rows, columns).sync()
+    with pytest.raises(OutOfBounds, match=re.escape("got 0, limit 0")):  # nothing fits nothing but nothing
+        second_row(z.partition(4), pt.empty((0,), pt.f32), 1 << 32, 1 << 32).sync()
+
+
 def test_a_reshape_of_a_view_with_gaps_is_refused_and_of_one_without_is_not():
     z = pt.zeros((16,), pt.f32)
     whole = pt.asarray(MATRIX)
@@ -313,6 +342,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sentence("BD-3")
 @pytest.mark.feature("K4", "cpu")
 @pytest.mark.parametrize("name", VIEWS)
 def test_an_exclusive_partition_of_a_host_view_writes_its_elements_and_no_others(name):

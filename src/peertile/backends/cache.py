@@ -4,7 +4,9 @@ An entry is a file named by its key: the digest of its content, then the content
 renaming, so readers (other processes too) see a whole file or none; a file that fails its digest is deleted
 and made again. A key is made once, however many threads and processes ask at the same time (single flight): ranks start
 together and want the same kernels, and on fewer cores than ranks each would compile for all the others' time. The size
-bound is kept by deleting what was used longest ago. A disk that cannot be read or written costs time, never a failure.
+bound is kept by deleting what was used longest ago, which means a look at the whole folder: not at each entry but once
+in 1/64 of the bound, so that one process exceeds it never, and many at once by little. A disk that cannot be read or
+written costs time, never a failure.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SUFFIX: Final = ".kernel"
 _MAKING: Final = ".making-"
 _LOCK: Final = ".lock-"
 _DIGEST: Final = 32
+_SLACK: Final = 64
 _ABANDONED_S: Final = 3600.0
 """A temporary file this old belongs to a process that died."""
 _OTHERS_S: Final = 120.0
@@ -82,6 +85,7 @@ class DiskCache:
         self._lock = threading.Lock()  # protects `_flights` and `_stats`; held for a look-up, never over I/O
         self._flights: dict[str, _Flight] = {}
         self._stats = CacheStats()
+        self._unseen: int | None = None  # bytes written since the last look at the folder
 
     @property
     def stats(self) -> CacheStats:
@@ -172,7 +176,7 @@ class DiskCache:
         return content
 
     def _write(self, path: Path, content: bytes) -> None:
-        if len(content) + _DIGEST > self.max_bytes:
+        if len(content) + _DIGEST > self.max_bytes - self.max_bytes // _SLACK:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -182,15 +186,30 @@ class DiskCache:
             return
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
+                digest = hashlib.sha256(content).digest()
+                file.write(digest + content)
             os.replace(temporary, path)
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             return
-        self._evict(path)
+        if self._is_due(len(content) + _DIGEST, digest[0] / 256):
+            self._evict(path)
+
+    def _is_due(self, written: int, share: float) -> bool:
+        """Whether it is time to look at the folder. A process begins somewhere (`share`) between two looks, so that
+        many that write little each look as often together as one that writes much."""
+        slack = self.max_bytes // _SLACK
+        with self._lock:
+            self._unseen = (int(share * slack) if self._unseen is None else self._unseen) + written
+            if self._unseen < slack:
+                return False
+            self._unseen = 0
+        return True
 
     def _evict(self, keep: Path) -> None:
-        """Delete entries, used longest ago first, until the bound is kept; the one just written stays."""
+        """Delete entries, used longest ago first, until the bound is kept up to the next look; the one just written
+        stays."""
+        limit = self.max_bytes - self.max_bytes // _SLACK
         entries: list[tuple[float, int, Path]] = []
         now = time.time()
         try:
@@ -208,7 +227,7 @@ class DiskCache:
             return
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries, key=lambda e: e[0]):
-            if total <= self.max_bytes:
+            if total <= limit:
                 return
             if path != keep:
                 path.unlink(missing_ok=True)

@@ -1,8 +1,16 @@
-"""`peertile cache list|clear|path`: what the disk cache of compiled kernels holds. It writes nothing but deletions."""
+"""`peertile cache list|clear|path|fill`: what the disk cache of compiled kernels holds, and filling it ahead of time.
+
+`fill` runs a program as a rehearsal (runtime/drivers/rehearsal.py); nothing else here writes more than deletions.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +20,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from peertile.config import config
+from peertile.config import config, read_config
 from peertile.errors import ArgumentError
 
-__all__ = ["CacheEntry", "cache", "entries"]
+__all__ = ["CacheEntry", "cache", "entries", "used_since"]
+
+CUBINS = "cubins"
+"""The folder inside the cache that serves other machines, too (backends/cuda/kept.py)."""
 
 cache = typer.Typer(help="The disk cache of compiled kernels.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -94,3 +105,60 @@ def path(as_json: AsJson = False) -> None:
     """Print the folder of the cache."""
     folder = str(config().cache_dir)
     print(json.dumps({"folder": folder}) if as_json else folder)
+
+
+def used_since(folder: Path, ns: int) -> list[Path]:
+    """Machine code that was made or found since then, by name."""
+    found = []
+    for path in sorted((folder / CUBINS).glob("*.kernel")):
+        try:
+            if path.stat().st_mtime_ns >= ns:
+                found.append(path)
+        except OSError:  # another process removed it meanwhile
+            continue
+    return found
+
+
+@cache.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def fill(
+    context: typer.Context,
+    arch: Annotated[str, typer.Option(help="Compile for GPUs of this architecture, sm_90 for instance.")],
+    multiprocessors: Annotated[
+        int | None, typer.Option(help="Of the GPU, where it is not the largest of its architecture.", min=1, max=1023)
+    ] = None,
+    into: Annotated[Path | None, typer.Option(help="Also copy what was needed to this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a program without a GPU and keep its kernels compiled for one: `peertile cache fill --arch sm_90 train.py`.
+
+    The program thinks that it has a GPU; its kernels are compiled for that, and run on this processor. What was made
+    is found by any machine: put the folder where the program runs, as PEERTILE_CACHE_DIR.
+    """
+    command = context.args
+    if not command:
+        raise ArgumentError("peertile cache fill: expected a program, as a .py file or a command, got none")
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    rehearse = arch if multiprocessors is None else f"{arch}:{multiprocessors}"
+    env = {**os.environ, "PEERTILE_DEVICE": "cuda", "PEERTILE_REHEARSE": rehearse}
+    read_config(env)  # says what is wrong before a program starts
+    start_ns = time.time_ns() - 10_000_000  # clocks of file systems are coarse
+    try:
+        status = subprocess.run(command, env=env, check=False).returncode
+    except OSError as error:
+        raise ArgumentError(f"peertile cache fill: {command[0]!r} cannot be started: {error.strerror}") from None
+    found = used_since(config().cache_dir, start_ns)
+    if into is not None:
+        (into / CUBINS).mkdir(parents=True, exist_ok=True)
+        for path in found:
+            shutil.copy2(path, into / CUBINS / path.name)
+    total = sum(path.stat().st_size for path in found)
+    folder = str(config().cache_dir if into is None else into)
+    if as_json:
+        said = {"folder": folder, "arch": arch, "kernels": len(found), "bytes": total, "status": status}
+        print(json.dumps(said, indent=2))
+    else:
+        print(f"{len(found)} kernels for {arch}, {total / 2**20:.1f} MiB, in {folder}")
+    if status != 0:
+        print(f"the program ended with status {status}: kernels that it did not reach are missing", file=sys.stderr)
+        raise typer.Exit(status if 0 < status < 256 else 1)

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _load(task: FunctionTask) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    sys.path[:] = task.path
+    sys.path[:], sys.argv[:] = task.path, task.argv  # modules may read both while they are imported
     found: Any = _module(task)
     for part in task.name.split("."):
         found = getattr(found, part)

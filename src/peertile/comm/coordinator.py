@@ -22,9 +22,13 @@ from typing import NamedTuple
 from peertile.comm.control import ControlBlock, RankState, Segment
 from peertile.errors import AllocationError, InternalError, PeerFailed, PeertileError, SymmetryError, WaitTimeout
 
-__all__ = ["Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave", "Reply", "Request", "name_ranks"]
+__all__ = [
+    "Arrive", "Close", "Coordinator", "Deliver", "Dying", "Fail", "Leave", "Outcome", "Reply", "Request",
+    "name_ranks",
+]  # fmt: skip
 
 RECOVER = "recover()"
+_CLOSED = "closed the group"
 
 
 class Arrive(NamedTuple):
@@ -178,9 +182,10 @@ class Coordinator:
         self._gone[rank] = cause
         for group in list(self._groups.values()):
             if rank in group.members:
+                me = group.members.index(rank)
                 self._mark(group, rank, RankState.DEAD)
-                self._fail(group, group.members.index(rank), cause)
-                self._refuse_recovery(group)
+                self._fail(group, me, cause)
+                self._absent(group, me, cause)
 
     def leave(self, rank: int) -> None:
         """A rank has ended normally. Only groups in which somebody waits for it fail."""
@@ -190,10 +195,7 @@ class Coordinator:
         for group in list(self._groups.values()):
             if rank in group.members:
                 self._mark(group, rank, RankState.LEFT)
-                me = group.members.index(rank)
-                if any(me not in call.arrived and not call.disagreed for call in group.calls.values()):
-                    self._fail(group, me, self._gone[rank])
-                self._refuse_recovery(group)
+                self._absent(group, group.members.index(rank), self._gone[rank])
 
     def expire(self, now: float) -> None:
         """Ends every call whose bound has passed."""
@@ -360,12 +362,24 @@ class Coordinator:
         if group is None or key == 0:
             return
         group.closed.add(rank)
-        if group.closed.issuperset(set(group.members) - set(self._gone)):
-            del self._groups[key]
-            self._free.append(key)
+        self._absent(group, group.members.index(rank), _CLOSED)
+
+    def _absent(self, group: _Group, me: int, why: str) -> None:
+        """A rank is done with the group: who waits for it hears so, who does not goes on."""
+        if any(me not in call.arrived and not call.disagreed for call in group.calls.values()):
+            self._fail(group, me, why)
+        self._refuse_recovery(group)
+        if group.key != 0 and group.closed.issuperset(set(group.members) - set(self._gone)):
+            del self._groups[group.key]
+            self._free.append(group.key)
 
     def _first_gone(self, group: _Group) -> tuple[int, str] | None:
-        return next(((me, self._gone[rank]) for me, rank in enumerate(group.members) if rank in self._gone), None)
+        for me, rank in enumerate(group.members):
+            if rank in self._gone:
+                return me, self._gone[rank]
+            if rank in group.closed:
+                return me, _CLOSED
+        return None
 
     def _mark(self, group: _Group, rank: int, state: RankState) -> None:
         me = group.members.index(rank)

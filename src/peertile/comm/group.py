@@ -20,7 +20,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from peertile.comm.control import RankState
-from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Reply, name_ranks
+from peertile.comm.coordinator import RECOVER, Arrive, Close, Dying, Fail, Outcome, Reply, name_ranks
 from peertile.comm.frames import MAX_FDS
 from peertile.comm.rendezvous import Link
 from peertile.config import config
@@ -85,6 +85,7 @@ class Group:
         self._closed = False
         self._sequence = 0
         self._generation = 0
+        self._told_all: Exception | None = None  # the last error that every rank got from one call
         self._own_failure: PeerFailed | None = None  # said here, and perhaps not yet heard by the coordinator
         self._callbacks: list[Callable[[], object]] = []
         # Held over each collective call: sequence numbers go out in the order of the calls. Reentrant, because
@@ -163,7 +164,9 @@ class Group:
             for rank, text in enumerate(seen):
                 by_value.setdefault(text, []).append(rank)
             values = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in by_value.items())
-            raise SymmetryError(f"ranks disagree about {what}: {values}. It must be the same on every rank")
+            error = SymmetryError(f"ranks disagree about {what}: {values}. It must be the same on every rank")
+            self._told_all = error
+            raise error
         return value
 
     def all_or_none(self, what: str, action: Callable[[], T]) -> T:
@@ -179,9 +182,12 @@ class Group:
         try:
             yield
         except Exception as error:
-            # Its own error matters more than whatever else happens on the way to tell the others.
-            with contextlib.suppress(PeerFailed, SymmetryError, TimeoutError):
-                self._call(f"{what}", b"!" + describe(error).encode())
+            # What every rank got already is not told again: a rank that is somewhere else would not be there to hear,
+            # and the ranks would be out of step from here on. Its own error matters more than whatever else happens
+            # on the way to tell the others.
+            if error is not self._told_all:
+                with contextlib.suppress(PeerFailed, SymmetryError, TimeoutError):
+                    self._call(f"{what}", b"!" + describe(error).encode())
             raise
         payloads = self._call(f"{what}", b"")[0].payloads
         for rank, payload in enumerate(payloads):
@@ -327,6 +333,8 @@ class Group:
                 raise self.failure() or error from None
         refusal = reply.error()
         if refusal is not None:
+            if reply.outcome in (Outcome.DISAGREED, Outcome.EXHAUSTED):
+                self._told_all = refusal
             raise refusal
         return reply, received
 

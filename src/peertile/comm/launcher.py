@@ -49,6 +49,7 @@ class _ThisProcess:
     def __init__(self) -> None:
         self.group: Group | None = None
         self.links: list[SocketLink] = []  # of the jobs that it has joined, while anything of them is open
+        self.joined: dict[tuple[int, str], int] = {}  # how often it has met others at a port for a job
         self.lifeline: Lifeline | None = None
         self.hooked = False
         self.failed = False  # this rank ends with an error that its peers have been told
@@ -117,20 +118,7 @@ def join(place: Placement, device: Device | None = None) -> Group:
     than a launcher's variables, as a process group of another library; others call `init`."""
     place_rank(place.local_rank)
     _hook()
-    if place.size == 1:
-        link: Link = LocalLink(LocalHub(1), 0)
-    else:
-        bound = config().wait_timeout_s
-        server = serve(place.port, place.job, place.size, bound) if place.rank == 0 else None
-        try:
-            socket_link = connect(place.port, place.job, place.rank, place.size, bound)
-        except PeertileError:
-            if server is not None:
-                server.join(_LINGER_S)  # the others are to hear why, too
-            raise
-        socket_link.server = server
-        _this_process.links = [other for other in _this_process.links if not other.finished] + [socket_link]
-        link = socket_link
+    link: Link = LocalLink(LocalHub(1), 0) if place.size == 1 else _meet(place)
     group = Group(
         *(link, 0, tuple(range(place.size)), place.rank),
         model=RankModel.PROCESSES,
@@ -141,6 +129,29 @@ def join(place: Placement, device: Device | None = None) -> Group:
     if device is not None:
         use_device(device)
     return group
+
+
+def _meet(place: Placement) -> SocketLink:
+    """Joins the other ranks at the rendezvous, which rank 0 opens here.
+
+    A job that these processes join again, once they have left it, is another one, at another place: who is quick is
+    not to knock where a slower rank still is in the job before. All ranks have met equally often, so they agree.
+    """
+    known = (place.port, place.job)
+    again = _this_process.joined.get(known, 0)
+    job = f"{place.job}+{again}" if again else place.job
+    bound = config().wait_timeout_s
+    server = serve(place.port, job, place.size, bound) if place.rank == 0 else None
+    try:
+        link = connect(place.port, job, place.rank, place.size, bound)
+    except PeertileError:
+        if server is not None:
+            server.join(_LINGER_S)  # the others are to hear why, too
+        raise
+    link.server = server
+    _this_process.joined[known] = again + 1
+    _this_process.links = [other for other in _this_process.links if not other.finished] + [link]
+    return link
 
 
 class Program:
@@ -373,7 +384,8 @@ def _task(function: Callable[..., Any], args: Sequence[Any]) -> FunctionTask:
     sys.modules.setdefault("__peertile_main__", sys.modules["__main__"])  # what ranks call it, in pickled results
     file = getattr(owner, "__file__", None)
     return FunctionTask(
-        str(module), None if file is None else os.path.abspath(file), str(name), tuple(sys.path), arguments
+        *(str(module), None if file is None else os.path.abspath(file), str(name)),
+        *(tuple(sys.path), tuple(sys.argv), arguments),
     )
 
 

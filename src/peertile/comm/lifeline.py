@@ -36,6 +36,7 @@ class FunctionTask(NamedTuple):
     file: str | None
     name: str
     path: tuple[str, ...]
+    argv: tuple[str, ...]
     arguments: bytes
 
 

@@ -11,8 +11,9 @@ Life of a heap::
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -76,7 +77,8 @@ class _Arena:
 
     @property
     def largest(self) -> int:
-        return max((length for _, length in self.free), default=0)
+        """Bytes of the largest object that fits."""
+        return max((length - REDZONE for _, length in self.free), default=0)
 
     @property
     def in_use(self) -> int:
@@ -108,14 +110,17 @@ class SymmetricHeap:
         self.size_bytes = -(-size_bytes // 4096) * 4096
         self._closed = False
         self._objects: dict[int, tuple[Storage, int]] = {}
+        # Of objects by the id of their storage: the parts of other ranks that were asked for, by rank.
+        self._remote: dict[int, dict[int, Storage]] = {}
         group.agree(f"size_bytes={size_bytes}", "SymmetricHeap")
         self._memory = PeerMemory(group, self.device, self.size_bytes, path)
         self.bases = self._memory.bases
         self._arena = _Arena(self.size_bytes)
         try:
-            # Four words at least: kernels read the first two bases before they know how many there are.
-            table = [group.rank, group.size, *self.bases, *([0] if group.size == 1 else [])]
-            self._table = self.device.asarray(np.array(table, np.int64))
+            with group.collective("SymmetricHeap: table"):
+                # Four words at least: kernels read the first two bases before they know how many there are.
+                table = [group.rank, group.size, *self.bases, *([0] if group.size == 1 else [])]
+                self._table = self.device.asarray(np.array(table, np.int64))
         except BaseException:
             self._memory.release()
             raise
@@ -142,7 +147,7 @@ class SymmetricHeap:
         if offset is None:
             raise AllocationError(
                 f"SymmetricHeap: {what} asks for {nbytes} bytes, {self._arena.in_use} of {self.size_bytes} are in use "
-                f"and the largest free range has {self._arena.largest}; make the heap larger"
+                f"and {self._arena.largest} fit at most; make the heap larger"
             )
         storage = Storage(
             self.device, self.bases[self.group.rank] + offset, nbytes, release=None, owner=self, name=what
@@ -150,6 +155,34 @@ class SymmetricHeap:
         self._objects[id(storage)] = (storage, offset)
         self.device.driver.lend(storage.address, nbytes)
         return storage
+
+    def _give_back(self, storage: Storage, why: str) -> None:
+        """The bytes of an object that nobody uses any more, on any rank."""
+        storage.close(why)
+        self.device.driver.take_back(storage.address, storage.nbytes)
+        self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
+
+    def _part(self, storage: Storage, offset: int, rank: int) -> Storage:
+        """The part of an object that another rank has, as mapped here. It ends with the object."""
+        storage.check_alive("SymmetricTensor.at")
+        parts = self._remote.setdefault(id(storage), {})
+        if rank not in parts:
+            parts[rank] = Storage(
+                *(self.device, self.bases[rank] + offset, storage.nbytes),
+                release=None,
+                owner=self,
+                name=f"{storage.name} of rank {rank}",
+            )
+        return parts[rank]
+
+    def _end(self, storage: Storage, why: str) -> None:
+        """Nobody uses an object through this rank any more, once what is running has ended."""
+        everywhere = [storage, *self._remote.pop(id(storage), {}).values()]
+        for part in everywhere:
+            for lease in list(part.leases):
+                lease.holder.wait_done()
+        for part in everywhere:
+            part.close(why)
 
     def _offset(self, storage: Storage) -> int:
         return self._objects[id(storage)][1]
@@ -255,19 +288,19 @@ class SymmetricHeap:
             raise ArgumentError(f"free: expected an object of a symmetric heap, got {item!r}")
         storages = item.storages
         self._check_open("free")
-        self.group.agree(f"free {[s.name for s in storages]}", "SymmetricHeap.free")
+        # By place: objects that look alike and are freed in another order would leave the ranks' heaps cut differently.
+        places = [self._objects[id(s)][1] if id(s) in self._objects else None for s in storages]
+        names = [f"{s.name} at {at}" if at is not None else s.name for s, at in zip(storages, places, strict=True)]
+        self.group.agree(f"free {names}", "SymmetricHeap.free")
+        if None in places:
+            raise UsageError(f"free: {storages[places.index(None)].name} was freed before, or belongs to another heap")
         for storage in storages:
-            for lease in list(storage.leases):
-                lease.holder.wait_done()
-            entry = self._objects.pop(id(storage), None)
-            if entry is None:
-                raise UsageError(f"free: {storage.name} was freed before, or belongs to another heap")
-            storage.close("freed")
+            self._end(storage, "freed")
+            del self._objects[id(storage)]
         # Nobody may reuse the bytes before every rank is done with them.
         self.group.barrier("SymmetricHeap.free")
         for storage in storages:
-            self.device.driver.take_back(storage.address, storage.nbytes)
-            self._arena.give(storage.address - self.bases[self.group.rank], storage.nbytes)
+            self._give_back(storage, "freed")
         if isinstance(item, _Channel) and item in self._channels:
             self._channels.remove(item)
 
@@ -285,17 +318,23 @@ class SymmetricHeap:
             return
         self._closed = True
         for storage, _ in self._objects.values():
-            for lease in list(storage.leases):
-                lease.holder.wait_done()
+            for part in (storage, *self._remote.get(id(storage), {}).values()):
+                for lease in list(part.leases):
+                    lease.holder.wait_done()
         self.group.forget_recover(self._recover)
         try:
             if self.group.failure() is None:
                 self.group.barrier("SymmetricHeap.close")
         finally:
             for storage, _ in self._objects.values():
-                storage.close("closed with its heap")
+                self._end(storage, "closed with its heap")
             self._objects.clear()
             self._memory.release()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this rank has closed the heap."""
+        return self._closed
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -357,14 +396,7 @@ class SymmetricTensor:
             if rank == self.heap.group.rank:
                 storage = self.storage
             else:
-                storage = Storage(
-                    self.heap.device,
-                    self.heap.bases[rank] + self.offset,
-                    self.storage.nbytes,
-                    release=None,
-                    owner=self.heap,
-                    name=f"{self.storage.name} of rank {rank}",
-                )
+                storage = self.heap._part(self.storage, self.offset, rank)
             self._parts[rank] = Tensor(storage, self.dtype, self.shape)
         return self._parts[rank]
 
@@ -470,6 +502,21 @@ class _Channel:
         """The memory of the channel on this rank."""
         return tuple(self._shared)
 
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        """Around all that allocates. At its end every rank has the channel, with words that are zero before a peer's
+        first store can arrive; or one of them lacked memory, all raise, and none has anything of it."""
+        heap = self.heap
+        try:
+            with heap.group.collective(f"SymmetricHeap.{type(self).__name__.lower()}"):
+                yield
+        except BaseException:
+            for storage in self.storages:
+                del heap._objects[id(storage)]
+                heap._give_back(storage, "not made on every rank")
+            raise
+        heap._channels.append(self)
+
     def _words(self, what: str, shape: tuple[int, int]) -> tuple[int, ...]:
         """Symmetric u64 words, zero; the slots of a `SymmetricType`."""
         storage = self.heap._take(f"{what} {list(shape)}", shape[0] * shape[1] * 8)
@@ -486,17 +533,16 @@ class _Channel:
     def _finish(
         self, kind: Any, words: tuple[int, ...], max_programs: int | None = None, slots: int | None = None
     ) -> None:
-        heap = self.heap
         # One lease speaks for the channel: its memories are used together or not at all, and it keeps them.
         first = self._shared[0]
         uses = (Use(first, 0, first.nbytes, writes=True, channel=True),)
-        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), heap.group, max_programs, slots)
-        heap._channels.append(self)
-        # Words must be zero on every rank before a peer's first store can arrive.
-        heap.group.barrier(f"SymmetricHeap.{type(self).__name__.lower()}")
+        group = self.heap.group
+        self._argument = Argument(canonical(kind), pack_words(words), uses, self, (), group, max_programs, slots)
 
     def reset(self) -> None:
         """All words back to zero; called on every rank between two barriers."""
+        for storage in self._shared:
+            storage.check_alive(f"{type(self).__name__}.reset")
         for storage in self._shared:
             self.heap._zero(storage)
         for tensor in self._own:
@@ -515,9 +561,10 @@ class Signal(_Channel):
         super().__init__(heap)
         n = heap.group.size
         self.slots = slots
-        arrived = self._words("signal words", (slots, n))
-        words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
-        self._finish(SignalType(), words, slots=slots)
+        with self._made():
+            arrived = self._words("signal words", (slots, n))
+            words = (*arrived, *self._own_words((slots, n)), *self._own_words((slots, n)))
+            self._finish(SignalType(), words, slots=slots)
         self._arrived = heap._offset(self._shared[0])
         # Epochs that host or stream have written, by slot and destination; kernels count their own.
         self._written: dict[tuple[int, int], int] = {}
@@ -531,6 +578,7 @@ class Signal(_Channel):
             raise ArgumentError(f"slot: expected 0 to {self.slots - 1}, got {slot}")
         if not 0 <= to < group.size:
             raise ArgumentError(f"to: expected a rank from 0 to {group.size - 1}, got {to}")
+        self._shared[0].check_alive("Signal.next_word")
         epoch = self._written[slot, to] = self._written.get((slot, to), 0) + 1
         return self.heap.bases[to] + self._arrived + 8 * (slot * group.size + group.rank), epoch
 
@@ -545,8 +593,9 @@ class Counter(_Channel):
     def __init__(self, heap: SymmetricHeap, slots: int) -> None:
         super().__init__(heap)
         self.slots = slots
-        words = (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1)))
-        self._finish(CounterType(), words, slots=slots)
+        with self._made():
+            words = (*self._words("counter words", (slots, 1)), *self._own_words((slots, 1)))
+            self._finish(CounterType(), words, slots=slots)
 
 
 class Barrier(_Channel):
@@ -555,8 +604,9 @@ class Barrier(_Channel):
     def __init__(self, heap: SymmetricHeap, programs: int) -> None:
         super().__init__(heap)
         self.programs = programs
-        words = self._words("barrier words", (programs, heap.group.size))
-        self._finish(BarrierType(), (*words, *self._own_words((programs, 1))), programs)
+        with self._made():
+            words = self._words("barrier words", (programs, heap.group.size))
+            self._finish(BarrierType(), (*words, *self._own_words((programs, 1))), programs)
 
 
 class Mailbox(_Channel):
@@ -585,26 +635,29 @@ class Mailbox(_Channel):
         self.acknowledged = bool(self.links.acknowledged(depth, posts_ahead))
         linked = self.links != everybody
         heap.group.agree((sorted(self.links.pairs), posts_ahead), "SymmetricHeap.mailbox: links and posts_ahead")
+        self._label_storage: Storage | None = None
         rows = programs * depth * n
-        storage = heap._take(f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}", rows * numel * dtype.itemsize)
-        self._shared.append(storage)
-        heap._zero(storage)
-        words: tuple[int, ...] = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
-        words += self._words("mailbox epochs", (programs, n))
-        words += self._words("mailbox signatures", (programs * depth, n))
-        if self.acknowledged:
-            words += self._words("mailbox acknowledgements", (programs, n))
-        if linked:
-            words += self._link_words(self.links.words(heap.group.rank, depth, posts_ahead))
-        self.labels = self._labels()
-        kind = MailboxType(dtype, tile_shape, depth, self.acknowledged, linked, posts_ahead)
-        self._finish(kind, words, programs)
+        tiles = f"mailbox {dtype}{list(tile_shape)} x {programs} x {depth}"
+        with self._made():
+            storage = heap._take(tiles, rows * numel * dtype.itemsize)
+            self._shared.append(storage)
+            heap._zero(storage)
+            words: tuple[int, ...] = (heap._table.address, heap._offset(storage), rows, numel, numel, 1)
+            words += self._words("mailbox epochs", (programs, n))
+            words += self._words("mailbox signatures", (programs * depth, n))
+            if self.acknowledged:
+                words += self._words("mailbox acknowledgements", (programs, n))
+            self.labels = self._labels()
+            if linked:
+                words += self._link_words(self.links.words(heap.group.rank, depth, posts_ahead))
+            kind = MailboxType(dtype, tile_shape, depth, self.acknowledged, linked, posts_ahead)
+            self._finish(kind, words, programs)
 
     @property
     def storages(self) -> tuple[Storage, ...]:
         """The memory of the mailbox on this rank."""
         # The labels are no words: recovery leaves them as they are.
-        return (*self._shared, *([self._label_storage] if self.labels is not None else []))
+        return (*self._shared, *([self._label_storage] if self._label_storage is not None else []))
 
     def _link_words(self, values: list[int]) -> tuple[int, ...]:
         """What this rank has with each rank: never written again, so not among the words that recovery resets."""
@@ -617,9 +670,8 @@ class Mailbox(_Channel):
         access = _host_access(heap.device)
         if access is None:
             return None
-        storage = heap._take("mailbox labels", LABEL_BYTES)
+        self._label_storage = storage = heap._take("mailbox labels", LABEL_BYTES)
         heap._zero(storage)
-        self._label_storage = storage
         offset = heap._offset(storage)
         return Labels([base + offset for base in heap.bases], heap.group.rank, *access)
 

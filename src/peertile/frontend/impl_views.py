@@ -108,7 +108,8 @@ def _slice(b: Build, self: Abstract, start: Abstract, extent: Abstract, step: Ab
         empty = _compare(b, Compare.EQ, n, zero)
         inside = b.builder.value(ops.BinaryOp, (inside, empty), BOOL, fn=Binary.OR)
         sound = b.builder.value(ops.BinaryOp, (sound, inside), BOOL, fn=Binary.AND)
-        _check(b, sound, f"{role} reaches outside of axis {k}", last, whole)
+        wrong = f"{role} reaches outside of axis {k}, or has a start or extent below 0 or a step below 1; last element"
+        _check(b, sound, wrong, last, whole)
     return slice_view(b, view, starts, extents, steps)
 
 
@@ -144,14 +145,19 @@ def _reshape(b: Build, self: Abstract, shape: Abstract) -> Abstract:
             message = f"{role}: expected elements without gaps, axis {axis} has a stride of its own"
             _check(b, whole, message, stride, step)
         step = _binary(b, Binary.MUL, step, extent)
-    count = one
+    zero = constant(b, 0, T.i64)
+    count, sound = one, []
     for extent in extents:
-        count = _binary(b, Binary.MUL, count, extent)
+        # Extents of a caller may be anything: a product that wraps could meet the number of elements by chance.
+        before, count = count, _binary(b, Binary.MUL, count, extent)
+        sound.append(_compare(b, Compare.GE, extent, zero))
+        if count is not extent:
+            high = b.builder.value(ops.BinaryOp, (before, extent), INDEX, fn=Binary.MULHI)
+            sound += [_compare(b, Compare.EQ, high, zero), _compare(b, Compare.GE, count, zero)]
     equal = _compare(b, Compare.EQ, count, step)
-    for extent in extents:
-        positive = _compare(b, Compare.GE, extent, constant(b, 0, T.i64))
-        equal = b.builder.value(ops.BinaryOp, (equal, positive), BOOL, fn=Binary.AND)
-    _check(b, equal, f"{role}: expected as many elements as it has", count, step)
+    for condition in sound:
+        equal = b.builder.value(ops.BinaryOp, (equal, condition), BOOL, fn=Binary.AND)
+    _check(b, equal, f"{role}: expected extents of 0 or more, for as many elements as it has; elements", count, step)
     unit = (*(False for _ in extents[1:]), True)
     value = b.builder.value(ops.ViewReshape, (view.value, *extents), _derived(t, len(extents), unit))
     return replace(view, value=value)

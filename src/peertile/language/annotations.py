@@ -7,8 +7,10 @@ annotation restricts. Annotations written as text (`from __future__ import annot
 from __future__ import annotations
 
 from enum import Enum
-from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from types import FunctionType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+
+import numpy as np
 
 from peertile.dtypes import DType, b1, f32, i64
 from peertile.errors import CompileError
@@ -48,6 +50,27 @@ class ConstOf(NamedTuple):
 
     def __repr__(self) -> str:
         return f"T.Const[{getattr(self.type, '__name__', self.type)}]"
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the type is a class, or some of them."""
+        if get_origin(self.type) in (Union, UnionType):
+            return all(ConstOf(one).is_sound for one in get_args(self.type))
+        return isinstance(get_origin(self.type) or self.type, type)
+
+    def takes(self, value: object) -> bool:
+        """Whether `value` is one of that type. Numbers of numpy pass for Python's, and an int for a float."""
+        if get_origin(self.type) in (Union, UnionType):
+            return any(ConstOf(one).takes(value) for one in get_args(self.type))
+        kind = get_origin(self.type) or self.type
+        return isinstance(value, _PASS_FOR.get(kind, kind))
+
+
+_PASS_FOR: Final[dict[type, tuple[type, ...]]] = {
+    bool: (bool, np.bool_),
+    int: (int, np.integer),
+    float: (float, int, np.floating, np.integer),
+}
 
 
 if TYPE_CHECKING:
@@ -137,6 +160,10 @@ def _param(name: str, annotation: Any, default: Any, unsafe: bool, loc: Loc) -> 
     if annotation is Const:
         return KernelParam(name, Role.CONST, default)
     if isinstance(annotation, ConstOf):
+        if not annotation.is_sound:
+            raise CompileError(f"parameter `{name}`: expected a type in T.Const[...], got {annotation.type!r}", loc)
+        if default is not REQUIRED and not annotation.takes(default):
+            raise CompileError(f"parameter `{name}`: default: expected a value for {annotation}, got {default!r}", loc)
         return KernelParam(name, Role.CONST, default, const_type=annotation.type)
     if isinstance(annotation, DType):
         return KernelParam(name, Role.SCALAR, default, dtype=annotation)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 
-__all__ = ["attend"]
+__all__ = ["attend", "attend_flat"]
 
 
 def attend_blocks(
@@ -96,3 +96,48 @@ def attend(
         )  # fmt: skip
         out = T.where(norm == 0.0, 0.0, acc / norm)
         tile.store(T.reshape(out, (BQ, 1, 1, D)).astype(o.dtype))
+
+
+@kernel
+def attend_flat(
+    o: T.Exclusive, q: T.Shared, k: T.Shared, v: T.Shared, scale: T.f32, BK: T.Const[int], CAUSAL: T.Const[bool],
+    STAGES: T.Const[int] = 2,
+) -> None:  # fmt: skip
+    """As attend without lengths, where batches and heads are one axis: o [queries, heads, D], q [heads, queries, D],
+    k and v [groups, keys, D]; without CAUSAL keys are a multiple of BK.
+
+    One loop over keys without checks, which a GPU can divide among groups of warps (`CudaOptions.specialize`): while
+    one of them forms weights, another multiplies. So every block is compared with CAUSAL, in 32 bits.
+    """
+    BQ, D = o.tile_shape[0], o.tile_shape[2]
+    for tile in o.tiles(down=True):
+        i, h, _ = tile.index
+        keys = k.shape[1]
+        shift = keys - q.shape[1]
+        # Always within: nothing has to be checked where it is used.
+        head = T.minimum(h, T.maximum(q.num_tiles((1, BQ, D))[0] - 1, 0))
+        group = T.minimum(h // (q.shape[0] // k.shape[0]), T.maximum(k.num_tiles((1, BK, D))[0] - 1, 0))
+        group = T.minimum(group, T.maximum(v.num_tiles((1, BK, D))[0] - 1, 0))
+        last = T.clamp((i + 1) * BQ + shift, 0, keys) if CAUSAL else keys
+        when = i * BQ + T.iota(BQ) + shift
+        query = T.reshape(q.load((head, i, 0), (1, BQ, D)), (BQ, D))
+        best = T.full((BQ, 1), float("-inf"), T.f32)
+        norm = T.zeros((BQ, 1), T.f32)
+        acc = T.zeros((BQ, D), T.f32)
+        for j in T.range(T.minimum(T.cdiv(last, BK), k.num_tiles((1, BK, D))[1]), stages=STAGES):
+            key = T.reshape(k.load((group, j, 0), (1, BK, D)), (BK, D))
+            value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
+            score = T.mma(query, T.transpose(key))
+            if CAUSAL:
+                left = T.clamp(when - j * BK, -1, BK).astype(T.i32)
+                score = T.where(T.iota(BK, T.i32)[None, :] <= left[:, None], score, float("-inf"))
+            peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
+            base = T.where(peak == float("-inf"), 0.0, peak) if CAUSAL else peak
+            weight = T.exp2(T.maximum(T.fma(score, scale, -base), -126.0))
+            kept = T.exp2(best - base)
+            norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
+            acc = T.mma(weight.astype(v.dtype), value, acc * kept)
+            best = peak
+        inverse = T.where(best == float("-inf"), 0.0, 1.0 / norm)  # a division of each element takes as long as a block
+        out = acc * inverse
+        tile.store(out.astype(o.dtype)[:, None, :])

@@ -259,29 +259,28 @@ class Collectives(Communicator):
             self.heap = where
         heap = self.heap
         self.device = heap.device
-        self._stage, self._inbox, self._shelf = (heap.empty((size,), u8) for size in (stage, inbox, shelf))
-        self._words = heap.zeros((2 * n, FLAGGED_COUNT), u64)
-        self._turn = heap.zeros((2, p), i64)
-        self._hello = heap.mailbox(tile=1, dtype=u64, programs=p)
-        self._counts = heap.mailbox(tile=1, dtype=i64, programs=1)
-        self._go, self._ready, self._done, self._lead, self._ack = (heap.signal(slots=p) for _ in range(5))
-        self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
-        self._channel = self._hello.channel_argument().uses[0].storage
+        own = self._own
+        self._objects: list[Any] = []
         # Bound launches of recent calls, by the ids of their tensors.
         self._kept: dict[tuple[Any, ...], _Call] = {}
+        self._closed = False
+        with self._making():
+            self._stage, self._inbox, self._shelf = (own(heap.empty((size,), u8)) for size in (stage, inbox, shelf))
+            self._words = own(heap.zeros((2 * n, FLAGGED_COUNT), u64))
+            self._turn = own(heap.zeros((2, p), i64))
+            self._hello = own(heap.mailbox(tile=1, dtype=u64, programs=p))
+            self._counts = own(heap.mailbox(tile=1, dtype=i64, programs=1))
+            self._go, self._ready, self._done, self._lead, self._ack = (own(heap.signal(slots=p)) for _ in range(5))
+            self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch) if on_gpu else None
+        self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
+        self._channel = self._hello.channel_argument().uses[0].storage
         # The two ways of staging as arguments, and what was faster by size.
         self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
         self._staging: dict[int, Staging] = {}
-        self._objects: list[Any] = [
-            *(self._stage, self._inbox, self._shelf, self._words, self._turn, self._hello, self._counts),
-            *(self._go, self._ready, self._done, self._lead, self._ack),
-        ]
-        self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch) if on_gpu else None
         if self._gpu is not None:
             self._objects += self._gpu.objects
         # By heap, which they keep alive: its id stays its own.
         self._over_multicast: dict[int, MulticastCollectives] = {}
-        self._closed = False
         group.on_recover(self._recover)
 
     # ---------------------------------------------------------------- life
@@ -330,6 +329,12 @@ class Collectives(Communicator):
             )
         return x
 
+    @staticmethod
+    def _size(name: str, x: AnyTensor) -> int:
+        if not isinstance(x, Tensor | SymmetricTensor):
+            raise ArgumentError(f"{name}: x: expected a Tensor or SymmetricTensor, got {type(x).__name__}")
+        return prod(x.shape)
+
     def _pair(self, name: str, x: AnyTensor, out: AnyTensor, count: int) -> tuple[Tensor, Tensor, bool]:
         """Own parts of input and output, and whether they are the same bytes; `count` is what out has to have."""
         a, b = self._tensor(name, "x", x), self._tensor(name, "out", out)
@@ -344,9 +349,14 @@ class Collectives(Communicator):
 
     def _shares(self, name: str, role: str, counts: Sequence[int]) -> list[int]:
         n = self.group.size
-        if len(counts) != n or not all(isinstance(c, int | np.integer) and c >= 0 for c in counts):
-            raise ArgumentError(f"{name}: {role}: expected {n} integers >= 0, one for each rank, got {list(counts)!r}")
-        return [int(c) for c in counts]
+        given = list(counts) if isinstance(counts, Sequence | np.ndarray) else counts
+        if not (
+            isinstance(given, list)
+            and len(given) == n
+            and all(isinstance(c, int | np.integer) and c >= 0 for c in given)
+        ):
+            raise ArgumentError(f"{name}: {role}: expected {n} integers >= 0, one for each rank, got {given!r}")
+        return [int(c) for c in given]
 
     def _even(self, name: str, size: int) -> int:
         n = self.group.size
@@ -443,10 +453,13 @@ class Collectives(Communicator):
         kept = self._kept_op(key, out)
         if kept is not None:
             return kept
+        count = self._size("all_reduce", x)
         if out is None:
             out = self.device.empty(x.shape, x.dtype)
-        a, b, same = self._pair("all_reduce", x, out, prod(x.shape))
+        a, b, same = self._pair("all_reduce", x, out, count)
         check_reduction("all_reduce", op, a.dtype)
+        if algorithm is not None and not isinstance(algorithm, Algorithm):
+            raise ArgumentError(f"all_reduce: algorithm: expected an Algorithm or None, got {algorithm!r}")
         if algorithm is Algorithm.MULTIMEM or (algorithm is None and same and self._by_fabric(x, op, a)):
             if not same:
                 raise ArgumentError("all_reduce: MULTIMEM: expected out=x, got another tensor; it works in place")
@@ -654,7 +667,7 @@ class Collectives(Communicator):
         kept = self._kept_op(key, out)
         if kept is not None:
             return kept
-        each = self._even(name, prod(x.shape))
+        each = self._even(name, self._size(name, x))
         if out is None:
             shape = (x.shape[0] // n, *x.shape[1:]) if x.shape[0] % n == 0 else (each,)
             out = self.device.empty(shape, x.dtype)
@@ -689,7 +702,7 @@ class Collectives(Communicator):
         kept = self._kept_op(key, out)
         if kept is not None:
             return kept
-        each = prod(x.shape)
+        each = self._size(name, x)
         if out is None:
             out = self.device.empty((n, *x.shape) if len(x.shape) < 4 else (n * x.shape[0], *x.shape[1:]), x.dtype)
         a, b = self._tensor(name, "x", x), self._tensor(name, "out", out)
@@ -707,7 +720,7 @@ class Collectives(Communicator):
         kept = self._kept_op(key, out)
         if kept is not None:
             return kept
-        each = self._even(name, prod(x.shape))
+        each = self._even(name, self._size(name, x))
         if out is None:
             out = self.device.empty(x.shape, x.dtype)
         a, b, same = self._pair(name, x, out, prod(x.shape))
@@ -763,7 +776,7 @@ class Collectives(Communicator):
         kept = self._kept_op(key, out)
         if kept is not None:
             return kept
-        a, b, same = self._pair(name, x, out, prod(x.shape))
+        a, b, same = self._pair(name, x, out, self._size(name, x))
         root = self._root(name, root)
         launch = self._broadcast(None if same else self._line(a), self._line(b), root)
         return self._keep(f"broadcast({a.dtype}[{a.size}], root={root})", key, [launch], x, out)
@@ -809,7 +822,7 @@ class Collectives(Communicator):
         """out = x of rank 0 (`counts[0]` elements), x of rank 1, …; `counts` is the same on every rank."""
         name, me = "all_gather_v", self.group.rank
         shares = self._shares(name, "counts", counts)
-        if prod(x.shape) != shares[me]:
+        if self._size(name, x) != shares[me]:
             raise ArgumentError(
                 f"{name}: x: expected {shares[me]} elements, counts[{me}], got {prod(x.shape)} in {x.shape}"
             )
@@ -829,7 +842,7 @@ class Collectives(Communicator):
         """out = the share of this rank of the folded x; rank r gets `counts[r]` elements, in order."""
         name, me = "reduce_scatter_v", self.group.rank
         shares = self._shares(name, "counts", counts)
-        if prod(x.shape) != sum(shares):
+        if self._size(name, x) != sum(shares):
             raise ArgumentError(
                 f"{name}: x: expected {sum(shares)} elements, the sum of counts, got {prod(x.shape)} in {x.shape}"
             )
@@ -860,7 +873,7 @@ class Collectives(Communicator):
         name, n, me = "all_to_all_v", self.group.size, self.group.rank
         sends = self._shares(name, "send_counts", send_counts)
         receives = self._shares(name, "receive_counts", receive_counts)
-        if prod(x.shape) != sum(sends):
+        if self._size(name, x) != sum(sends):
             raise ArgumentError(
                 f"{name}: x: expected {sum(sends)} elements, the sum of send_counts, got {prod(x.shape)} in {x.shape}"
             )

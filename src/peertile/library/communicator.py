@@ -6,20 +6,24 @@ heap, its own or the caller's. What it computes is its subclass's business; no k
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap
-from peertile.errors import UsageError
+from peertile.errors import AllocationError, PeerFailed, UsageError
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 
 __all__ = ["Communicator", "meet"]
+
+T = TypeVar("T")
 
 
 def meet(group: Group, device: Device, what: str, word: str = "") -> tuple[int, list[str]]:
@@ -59,12 +63,27 @@ class Communicator:
     """What it has in the heap, to be given back."""
     _closed: bool
 
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[None]:
+        """Around what a constructor allocates, with `_objects` and `_closed` set. Where memory lacks every rank raises
+        (a heap is too small on all alike), and gives back what it had made before: the caller's heap is as it was."""
+        try:
+            yield
+        except (AllocationError, PeerFailed):
+            self.close()
+            raise
+
+    def _own(self, item: T, *, is_words: bool = False) -> T:
+        """Remember an object of the heap, to give it back."""
+        self._objects.append(item)
+        return item
+
     def _restart(self) -> None:
         """Words count from zero again: turns may differ between ranks after a failure, and agree then."""
         raise NotImplementedError
 
     def _recover(self) -> None:
-        if self._closed:
+        if self._closed or self.heap.closed:
             self._give_back()
         else:
             self._restart()
@@ -83,7 +102,8 @@ class Communicator:
 
     def _give_back(self) -> None:
         while self._objects:
-            self.heap.free(self._objects[0])
+            if not self.heap.closed:  # which took all of them
+                self.heap.free(self._objects[0])
             del self._objects[0]
         self.group.forget_recover(self._recover)
 

@@ -144,6 +144,7 @@ class GpuPlans:
             turn.copy_from(np.zeros(turn.shape, np.int64))
         self._fill(self._words, 0)
         self._fill(self._calls, 0)
+        self._fill(self._hello, 0)
         self._fill(self._filled, 0xFF)
 
     def _fill(self, t: SymmetricTensor, byte: int) -> None:

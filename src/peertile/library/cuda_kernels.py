@@ -68,45 +68,54 @@ def pair(first: T.Tile, second: T.Tile, DT: T.DType) -> T.Tile:
 # ---------------------------------------------------------------- flagged
 
 
-def send_words(mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, me: T.Tile, N: int) -> None:
+def place_of(words: T.Peer, row: T.Tile, source: T.Tile, rows: T.Tile, N: int) -> T.Tile:
+    """Where the words of a rank are in a turn's places: the same bytes for all tiles, so that a word has one writer and
+    nothing has to order two of them. From the other of two ranks come all of them anyhow."""
+    if N == 2:
+        return row + source
+    else:
+        return row + source * (rows // (SLOTS * words.num_ranks))
+
+
+def send_words(mine: T.Tile, words: T.Peer, row: T.Tile, rows: T.Tile, e: T.Tile, me: T.Tile, N: int) -> None:
     """This rank's words of a turn to all ranks; where there are two, to the other alone."""
     if N == 2:
         T.put_flagged(mine, words, (row + me, 0), epoch=e, rank=1 - me)
     else:
         for r in T.ranks():
-            T.put_flagged(mine, words, (row + me, 0), epoch=e, rank=r)
+            T.put_flagged(mine, words, (place_of(words, row, me, rows, N), 0), epoch=e, rank=r)
 
 
-def take_words(words: T.Peer, row: T.Tile, source: T.Tile, e: T.Tile, W: int) -> T.Tile:
+def take_words(words: T.Peer, row: T.Tile, source: T.Tile, rows: T.Tile, e: T.Tile, W: int, N: int) -> T.Tile:
     """The words of a turn that came from a rank."""
-    return T.take_flagged(words, (1, W), (row + source, 0), epoch=e, dtype=T.u32)
+    return T.take_flagged(words, (1, W), (place_of(words, row, source, rows, N), 0), epoch=e, dtype=T.u32)
 
 
 def fold_words(
-    mine: T.Tile, words: T.Peer, row: T.Tile, e: T.Tile, me: T.Tile, W: int,
+    mine: T.Tile, words: T.Peer, row: T.Tile, rows: T.Tile, e: T.Tile, me: T.Tile, W: int,
     N: int, OP: object, ACC: T.DType, DT: T.DType, PACK: bool,
 ) -> T.Tile:  # fmt: skip
     """The words of all ranks as one; `mine` are this rank's."""
     n = words.num_ranks
     if N == 2:
-        other = take_words(words, row, 1 - me, e, W)
+        other = take_words(words, row, 1 - me, rows, e, W, N)
         if PACK:
             first = finish(fold(low(mine, DT, ACC), low(other, DT, ACC), OP), n, OP)
             second = finish(fold(high(mine, DT, ACC), high(other, DT, ACC), OP), n, OP)
             return pair(first, second, DT)
         total = finish(fold(T.bitcast(mine, DT).astype(ACC), T.bitcast(other, DT).astype(ACC), OP), n, OP)
         return T.bitcast(total.astype(DT), T.u32)
-    start = take_words(words, row, T.i64(0), e, W)
+    start = take_words(words, row, T.i64(0), rows, e, W, N)
     if PACK:
         first, second = low(start, DT, ACC), high(start, DT, ACC)
         for r in T.range(1, n):
-            part = take_words(words, row, r, e, W)
+            part = take_words(words, row, r, rows, e, W, N)
             first = fold(first, low(part, DT, ACC), OP)
             second = fold(second, high(part, DT, ACC), OP)
         return pair(finish(first, n, OP), finish(second, n, OP), DT)
     acc = T.bitcast(start, DT).astype(ACC)
     for r in T.range(1, n):
-        acc = fold(acc, T.bitcast(take_words(words, row, r, e, W), DT).astype(ACC), OP)
+        acc = fold(acc, T.bitcast(take_words(words, row, r, rows, e, W, N), DT).astype(ACC), OP)
     return T.bitcast(finish(acc, n, OP).astype(DT), T.u32)
 
 
@@ -128,11 +137,11 @@ def flagged_all_reduce(
         epoch = (e << 8) + (sign & 255)
         row = p * rows + (e & 1) * (rows // 2)
         mine = T.reshape(ahead, (1, W))
-        send_words(mine, words, row, epoch, me, N)
+        send_words(mine, words, row, rows, epoch, me, N)
         t = tile.index[0] + P
         if t < tiles:
             ahead = x.load((t,), (W,))
-        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
+        tile.store(T.reshape(fold_words(mine, words, row, rows, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -150,8 +159,8 @@ def flagged_all_reduce_in_place(
         epoch = (e << 8) + (sign & 255)
         row = p * rows + (e & 1) * (rows // 2)
         mine = T.reshape(tile.load(), (1, W))
-        send_words(mine, words, row, epoch, me, N)
-        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
+        send_words(mine, words, row, rows, epoch, me, N)
+        tile.store(T.reshape(fold_words(mine, words, row, rows, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -171,10 +180,11 @@ def flagged_reduce_scatter(
         if N == 2:
             T.put_flagged(x.load((1 - me, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=1 - me)
         else:
+            place = place_of(words, row, me, rows, N)
             for r in T.ranks():
-                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=r)
+                T.put_flagged(x.load((r, t), (1, W)), words, (place, 0), epoch=epoch, rank=r)
         mine = x.load((me, t), (1, W))
-        tile.store(T.reshape(fold_words(mine, words, row, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
+        tile.store(T.reshape(fold_words(mine, words, row, rows, epoch, me, W, N, OP, ACC, DT, PACK), (W,)))
     turn.store(T.reshape(e, (1,)))
 
 
@@ -196,19 +206,20 @@ def flagged_gather(
         row, t = p * rows + (e & 1) * (rows // 2), tile.index[1]
         if EACH:
             for r in T.peers():
-                T.put_flagged(x.load((r, t), (1, W)), words, (row + me, 0), epoch=epoch, rank=r)
+                theirs = x.load((r, t), (1, W))
+                T.put_flagged(theirs, words, (place_of(words, row, me, rows, N), 0), epoch=epoch, rank=r)
             mine = x.load((me, t), (1, W))
         else:
             mine = x.load((0, t), (1, W))
             for r in T.peers():
-                T.put_flagged(mine, words, (row + me, 0), epoch=epoch, rank=r)
+                T.put_flagged(mine, words, (place_of(words, row, me, rows, N), 0), epoch=epoch, rank=r)
         whole = T.broadcast(mine, (R, W))
         if N == 2:
-            whole = T.where(which == me, whole, take_words(words, row, 1 - me, epoch, W))
+            whole = T.where(which == me, whole, take_words(words, row, 1 - me, rows, epoch, W, N))
         else:
             for k in T.range(1, n):
                 r = (me + k) % n
-                whole = T.where(which == r, take_words(words, row, r, epoch, W), whole)
+                whole = T.where(which == r, take_words(words, row, r, rows, epoch, W, N), whole)
         tile.store(whole)
     turn.store(T.reshape(e, (1,)))
 
@@ -297,7 +308,9 @@ def meet(calls: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile, N: int) 
 
 def order_emptied(e: T.Tile) -> None:
     """A fence in every second turn, odd `e`, before something is told or sent that all others take: what was emptied
-    up to here comes before what they send once they have taken it, at most three turns behind the emptying."""
+    up to here comes before what they send once they have taken it, at most three turns behind the emptying.
+
+    Where nothing was sent yet it waits for nothing that is far away; behind a send it takes the way there and back."""
     if e & 1 == 1:
         T.sync_system()
 
@@ -311,8 +324,8 @@ def one_turn(
     W = out.tile_shape[0]
     e = T.reshape(turn.load(), ())
     row = p * rows + (e & (AHEAD_SLOTS - 1)) * (rows // AHEAD_SLOTS)
-    send_filled(mine, words, row, me, N)
     order_emptied(e)
+    send_filled(mine, words, row, me, N)
     tell(calls, p, e, me, sign, N)
     turn.store(T.reshape(e + 1, (1,)))
     out.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
@@ -358,12 +371,12 @@ def filled_all_reduce(
     e = T.reshape(turn.load(), ())
     first = e
     slot = rows // AHEAD_SLOTS
+    T.sync_system()  # what the launches before emptied
     for tile in out.tiles():
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         mine = T.reshape(ahead, (1, W))
         send_filled(mine, words, row, me, N)
         if e == first:
-            T.sync_system()  # what the launch before emptied
             tell(calls, p, first, me, sign, N)
         t = tile.index[0] + P
         if t < tiles:
@@ -387,12 +400,12 @@ def filled_all_reduce_in_place(
     e = T.reshape(turn.load(), ())
     first = e
     slot = rows // AHEAD_SLOTS
+    T.sync_system()  # what the launches before emptied
     for tile in out.tiles():
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         mine = T.reshape(tile.load(), (1, W))
         send_filled(mine, words, row, me, N)
         if e == first:
-            T.sync_system()  # what the launch before emptied
             tell(calls, p, first, me, sign, N)
         tile.store(T.reshape(fold_filled(mine, words, row, me, W, N, OP, ACC, DT), (W,)))
         if e == first:
@@ -428,17 +441,21 @@ def fold_tiles(
     return finish(acc, n, OP).astype(DT)
 
 
-def greet(hello: T.Peer, p: T.Tile, e: T.Tile, me: T.Tile, sign: T.Tile) -> None:
-    """Tells all others, before the signal of this call's first turn `e`, what this rank called."""
-    for r in T.peers():
-        T.st(hello, ((e << 24) + sign).astype(T.u64), (p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), me), rank=r)
+def announce(ready: T.Signal, me: T.Tile, N: int) -> None:
+    """The tile of a turn is in the inboxes of all others. Where there is one other, the number of the turn stays in a
+    register: a loop over ranks reads it from memory each time, which is two meetings of the threads and a trip."""
+    if N == 2:
+        ready.notify(to=1 - me)
+    else:
+        ready.notify()
 
 
-def check_greetings(hello: T.Peer, p: T.Tile, e: T.Tile, sign: T.Tile) -> None:
-    """All others called the same. The words are used again as the slots of tiles are."""
-    for r in T.peers():
-        word = T.ld(hello.local, (p * AHEAD_SLOTS + (e & (AHEAD_SLOTS - 1)), r))
-        T.assert_(word == ((e << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
+def await_tiles(ready: T.Signal, me: T.Tile, N: int) -> None:
+    """The tiles of a turn from all others are here."""
+    if N == 2:
+        ready.wait(1 - me)
+    else:
+        ready.wait()
 
 
 @kernel
@@ -455,19 +472,19 @@ def pushed_all_reduce(
     slot = rows // AHEAD_SLOTS
     first = e
     if p < tiles:
-        greet(hello, p, first, me, sign)
+        tell(hello, p, first, me, sign, N)
         push_tile(T.reshape(x.load((p,), (B,)), (1, B)), inbox, p * rows + (e & (AHEAD_SLOTS - 1)) * slot, me, N)
-        ready.notify()
+        announce(ready, me, N)
     for tile in out.tiles():
         t = tile.index[0]
         if t + P < tiles:
             row = p * rows + ((e + 1) & (AHEAD_SLOTS - 1)) * slot
             push_tile(T.reshape(x.load((t + P,), (B,)), (1, B)), inbox, row, me, N)
-            ready.notify()
+            announce(ready, me, N)
         mine = T.reshape(x.load_like(tile), (1, B))
-        ready.wait()
+        await_tiles(ready, me, N)
         if e == first:
-            check_greetings(hello, p, first, sign)
+            meet(hello, p, first, me, sign, N)
         row = p * rows + (e & (AHEAD_SLOTS - 1)) * slot
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
@@ -491,11 +508,11 @@ def pushed_all_reduce_in_place(
         mine = T.reshape(tile.load(), (1, B))
         push_tile(mine, inbox, row, me, N)
         if e == first:
-            greet(hello, p, first, me, sign)
-        ready.notify()
-        ready.wait()
+            tell(hello, p, first, me, sign, N)
+        announce(ready, me, N)
+        await_tiles(ready, me, N)
         if e == first:
-            check_greetings(hello, p, first, sign)
+            meet(hello, p, first, me, sign, N)
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
@@ -521,12 +538,12 @@ def pushed_reduce_scatter(
             for r in T.ranks():
                 inbox.at(r).store((row + me, 0), x.load((r, t), (1, B)))
         if e == first:
-            greet(hello, p, first, me, sign)
-        ready.notify()
+            tell(hello, p, first, me, sign, N)
+        announce(ready, me, N)
         mine = x.load((me, t), (1, B))
-        ready.wait()
+        await_tiles(ready, me, N)
         if e == first:
-            check_greetings(hello, p, first, sign)
+            meet(hello, p, first, me, sign, N)
         tile.store(T.reshape(fold_tiles(mine, inbox, row, me, B, N, OP, ACC, DT), (B,)))
         e += 1
     turn.store(T.reshape(e, (1,)))
@@ -549,19 +566,25 @@ def pushed_gather(
     for tile in out.tiles():
         row, t = p * rows + (e & (AHEAD_SLOTS - 1)) * slot, tile.index[1]
         if EACH:
-            for r in T.peers():
-                inbox.at(r).store((row + me, 0), x.load((r, t), (1, B)))
+            if N == 2:
+                inbox.at(1 - me).store((row + me, 0), x.load((1 - me, t), (1, B)))
+            else:
+                for r in T.peers():
+                    inbox.at(r).store((row + me, 0), x.load((r, t), (1, B)))
             mine = x.load((me, t), (1, B))
         else:
             mine = x.load((0, t), (1, B))
-            for r in T.peers():
-                inbox.at(r).store((row + me, 0), mine)
+            if N == 2:
+                inbox.at(1 - me).store((row + me, 0), mine)
+            else:
+                for r in T.peers():
+                    inbox.at(r).store((row + me, 0), mine)
         if e == first:
-            greet(hello, p, first, me, sign)
-        ready.notify()
-        ready.wait()
+            tell(hello, p, first, me, sign, N)
+        announce(ready, me, N)
+        await_tiles(ready, me, N)
         if e == first:
-            check_greetings(hello, p, first, sign)
+            meet(hello, p, first, me, sign, N)
         whole = T.broadcast(mine, (R, B))
         if N == 2:
             whole = T.where(which == me, whole, inbox.local.load((row + 1 - me, 0), (1, B)))

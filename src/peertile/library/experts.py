@@ -105,12 +105,13 @@ class Experts(FusedBase):
         spread = power_of_two(-(-most // self.programs))
         self._tile = max(experts_kernels.TOGETHER, min(128, COUNTED // wide, spread))
         heap = self.heap
-        self._rows = self._own(heap.empty((held, width), dtype))
-        self._counts = self._own(heap.zeros((2 * size, wide), i32))
-        self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
-        self._places = self._own(heap.empty((most,), i64))
-        self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
-        self._done = self._own(heap.signal(slots=self.programs))
+        with self._making():
+            self._rows = self._own(heap.empty((held, width), dtype))
+            self._counts = self._own(heap.zeros((2 * size, wide), i32))
+            self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
+            self._places = self._own(heap.empty((most,), i64))
+            self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
+            self._done = self._own(heap.signal(slots=self.programs))
         self._last: Dispatched | None = None
 
     def dispatch(self, x: Tensor, ids: Tensor) -> DeviceOp[Dispatched]:

@@ -89,14 +89,15 @@ class FusedProducts(FusedBase):
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
-        self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
-        self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
-        self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
-        self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
-        self._parts = self._own(self.heap.signal(slots=MOST_TILES))
-        self._flags = None
-        if self._on_gpu if flagged is None else flagged:
-            self._flags = self._own(self.heap.zeros((2 * size * MOST_WORDS,), u64), is_words=True)
+        with self._making():
+            self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
+            self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
+            self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
+            self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
+            self._parts = self._own(self.heap.signal(slots=MOST_TILES))
+            self._flags = None
+            if self._on_gpu if flagged is None else flagged:
+                self._flags = self._own(self.heap.zeros((2 * size * MOST_WORDS,), u64), is_words=True)
 
     # ---------------------------------------------------------------- all-gather
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor
 
 __all__ = ["FLOATS", "FusedBase", "check_count", "check_shape", "check_tile", "power_of_two"]
+
+T = TypeVar("T")
 
 FLOATS = (f32, f16, bf16)
 """Types of factors and rows. Sums are f32."""
@@ -119,22 +121,23 @@ class FusedBase(Communicator):
         else:
             self.heap = where
         self.device: Device = self.heap.device
-        self._hello = self.heap.mailbox(tile=1, dtype=u64, programs=self.programs)
-        self._turn = self.heap.zeros((self.programs,), i64)
-        self._objects: list[Any] = [self._hello, self._turn]
-        self._words: list[SymmetricTensor] = [self._turn]
+        self._objects: list[Any] = []
+        self._words: list[SymmetricTensor] = []
         self._offsets: dict[tuple[int, ...], Tensor] = {}
         self._closed = False
+        with self._making():
+            self._hello = self._own(self.heap.mailbox(tile=1, dtype=u64, programs=self.programs))
+            self._turn = self._own(self.heap.zeros((self.programs,), i64), is_words=True)
         group.on_recover(self._recover)
 
     # ---------------------------------------------------------------- life
 
-    def _own(self, item: Any, *, is_words: bool = False) -> Any:
+    def _own(self, item: T, *, is_words: bool = False) -> T:
         """Remember an object of the heap, to give it back; words start from zero again when the group recovers."""
-        self._objects.append(item)
         if is_words:
+            assert isinstance(item, SymmetricTensor), "words are a tensor"
             self._words.append(item)
-        return item
+        return super()._own(item)
 
     def _restart(self) -> None:
         for words in self._words:

@@ -64,10 +64,11 @@ class RingAttention(FusedBase):
         )
         self.staging_bytes = staging_bytes
         # Blocks of keys reach behind the last row of a shorter part: into rows that count for nothing, but are read.
-        self._slots = self._own(self.heap.zeros((staging_bytes,), u8))
-        self._sums = self._own(self.heap.empty((staging_bytes,), u8))
-        self._arrived = self._own(self.heap.zeros((movers,), i64), is_words=True)
-        self._free = self._own(self.heap.signal(slots=movers * (self.workers + 1)))
+        with self._making():
+            self._slots = self._own(self.heap.zeros((staging_bytes,), u8))
+            self._sums = self._own(self.heap.empty((staging_bytes,), u8))
+            self._arrived = self._own(self.heap.zeros((movers,), i64), is_words=True)
+            self._free = self._own(self.heap.signal(slots=movers * (self.workers + 1)))
 
     def attention(
         self,

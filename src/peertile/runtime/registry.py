@@ -38,7 +38,13 @@ _registry = _Registry()
 
 @functools.cache
 def _cuda() -> Driver:
-    """The cuda driver, loaded at its first use: a program for the cpu must not pay for it, nor need its packages."""
+    """The cuda driver, loaded at its first use: a program for the cpu must not pay for it, nor need its packages. In a
+    rehearsal, what stands in for it."""
+    rehearse = config().rehearse
+    if rehearse is not None:
+        stand_in: Any = importlib.import_module("peertile.runtime.drivers.rehearsal")
+        rehearsal: Driver = stand_in.RehearsalDriver(rehearse)
+        return rehearsal
     module: Any = importlib.import_module("peertile.runtime.drivers.cuda")
     driver: Driver = module.CudaDriver()
     return driver

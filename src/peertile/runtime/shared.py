@@ -6,7 +6,7 @@ devices but the kernels themselves, as for every peer memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +73,9 @@ class SharedTensor:
 def share(tensor: Tensor, devices: Sequence[Device]) -> SharedTensor:
     """Let `devices` (and the tensor's own) pass `tensor` as `T.Peer`."""
     own: Any = tensor.device
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise ArgumentError(f"share_with(devices): expected a sequence of devices, got {devices!r}; write [device]")
+    devices = tuple(devices)
     everybody = (own, *(d for d in devices if d is not own))
     if len(set(map(id, everybody))) != len(everybody):
         raise ArgumentError("share_with: expected each device once, got one twice")

@@ -376,6 +376,7 @@ class Tensor:
             raise BufferError(
                 f"dlpack: expected device {self.__dlpack_device__()}, got {dl_device}; copy it there first"
             )
+        self.storage.check_alive("Tensor.__dlpack__")
         source = self.device.asarray(self.numpy(), self.dtype) if copy else self
         self.device.settle(source, writes=True)
         join(source.storage)  # it may come back

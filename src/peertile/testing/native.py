@@ -17,6 +17,8 @@ from numpy.lib.array_utils import byte_bounds
 
 from peertile.backends.cpu.compile import compile_kernel
 from peertile.backends.cuda.compile import compile_kernel as compile_for_gpu
+from peertile.backends.rehearsed import rehearsed
+from peertile.config import config
 from peertile.errors import ArgumentError
 from peertile.ir.core import Kernel
 from peertile.ir.types import ObjectType, PointerType, SymmetricType, TileType, Type, ViewType
@@ -86,7 +88,8 @@ def run_native(
             types = {name: v.type for name, v in zip(kernel.param_names, kernel.params, strict=True)}
             binary = compiled(kernel, types).binary
         else:
-            binary = compile_for_gpu(kernel, device.target)
+            made = compile_for_gpu(kernel, device.target, keep=True)
+            binary = made if config().rehearse is None else rehearsed(compile_kernel(kernel), made)
         return _run_on_copies(kernel, binary, shape, args, device, options)
     module = driver.load_module(compile_kernel(kernel))
     streams = [driver.create_stream() for _ in range(ranks)]

@@ -45,6 +45,7 @@ def test_copy_of_every_length(tile):
         assert (z[n:] == 7).all()
 
 
+@pytest.mark.sentence("BD-3")
 @pytest.mark.parametrize("dtype", [b1, i8, f16, f32, f64, i64], ids=str)
 @pytest.mark.parametrize("tile", [(1, 32), (8, 16), (16, 1)])
 def test_two_dimensional_tiles_clip_and_keep_what_is_outside(dtype, tile):
@@ -62,6 +63,7 @@ def test_two_dimensional_tiles_clip_and_keep_what_is_outside(dtype, tile):
         assert (big == want).all()
 
 
+@pytest.mark.sentence("BD-5")
 def test_tile_0_of_an_empty_view_is_all_padding():
     k = K(z=exclusive(f32, (4, 16)), x=shared(f32, 2, divisible=(16, 16)))
     k.store(k.z, k.load(k.x, [0, 0], (4, 16), padding=Padding.INF), [0, 0])
@@ -232,6 +234,7 @@ def test_reduction_over_all_axes_of_an_expression():
     np.testing.assert_allclose(got[0], (x * x).sum(), rtol=1e-5)
 
 
+@pytest.mark.sentence("NU-50")
 def test_padded_elements_take_part_in_a_reduction():
     k = K(z=exclusive(f32, (1,)), x=shared(f32, 1))
     t = k.load(k.x, [0], (64,), padding=Padding.INF)

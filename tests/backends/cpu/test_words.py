@@ -216,6 +216,7 @@ def _scratch_stores(text):
     return [line for line in text.splitlines() if line.lstrip().startswith("store") and any(x in line for x in lists)]
 
 
+@pytest.mark.sentence("MM-93")
 def test_of_two_stores_in_a_loop_one_may_go_around_the_caches():
     t = SymmetricType(f32, 1, unit_stride=(True,))
     k = K(s=t, z=exclusive(f32, (64,)), x=shared(f32, 1))
@@ -230,6 +231,7 @@ def test_of_two_stores_in_a_loop_one_may_go_around_the_caches():
     assert any("!alias.scope" not in line for line in stores)
 
 
+@pytest.mark.sentence("MM-93")
 def test_parts_of_two_objects_are_not_taken_to_be_apart():
     t = SymmetricType(f32, 1, unit_stride=(True,))
     k = K(s=t, u=t)
@@ -433,6 +435,7 @@ def at_least(found, order):
     return found == want or RANK[found] > RANK[want]
 
 
+@pytest.mark.sentence("MM-92")
 @pytest.mark.parametrize("scope", list(Scope), ids=str)
 @pytest.mark.parametrize("order", [Order.RELAXED, Order.ACQUIRE], ids=str)
 def test_orders_of_loads_and_waits(order, scope):
@@ -658,6 +661,7 @@ def test_prints_that_do_not_fit_are_counted_and_not_written():
     assert (ctx.print[2 : 2 + 2 * 34] != 0).any()
 
 
+@pytest.mark.sentence("PR-10")
 def test_only_kernels_with_waits_are_coroutines():
     k = K(w=device_view(u64, 1))
     word_load(k, k.w, k.const(0))

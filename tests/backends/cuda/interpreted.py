@@ -321,6 +321,8 @@ def _asm(tl: Any, interpreter: Any) -> Any:
                 _record(fault, 5 if aborted else 4, program, place, word, expected, pointer, slot)
             shape = values[0].data.shape
             return _Result(handle(np.full(shape, good, np.int32), tl.int32), handle(np.full(shape, word), tl.int64))
+        if "ld.relaxed.cta.global.b64 $0" in text:  # of a table
+            return _Result(handle(np.array([_WORD[64].from_address(numbers[0]).value], np.int64), tl.int64))
         if "[record + 64], one" in text:  # the launch has begun
             fault, program = numbers
             if program == 0:

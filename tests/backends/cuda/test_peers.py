@@ -58,12 +58,19 @@ def heap():
 def test_tables_of_ranks_are_read_at_the_head_once_for_each_object(heap):
     p, q = heap.zeros((256,), pt.f32), heap.zeros((256,), pt.f32)
     body = body_of(source_of(pushes.grid(1)(p, q, heap.signal(slots=1))), "pushes")
-    reads = re.findall(r"tl\.load\((\w+_table) \+ (\d), volatile=True\)", body)
+    reads = re.findall(r" _table\((\w+_table) \+ (\d)\)", body)
     one = [("0", "1", "2", "3")]
     assert [tuple(n for table, n in reads if table == name) for name in ("p_table", "q_table")] == one * 2
     assert {table for table, _ in reads} == {"p_table", "q_table", "ready_arrived_table"}
     head = body.split("_check(")[0]
-    assert all(f"tl.load({table}" in head for table, _ in reads)
+    assert all(f" _table({table}" in head for table, _ in reads)
+
+
+def test_a_table_is_read_where_it_is_written_and_from_the_nearest_cache():
+    # At system scope every warp of every program would ask one place of the second cache.
+    _, text = ptx.load_table()
+    assert "ld.relaxed.cta.global.b64 $0, [$1];" in text
+    assert "is_pure=False" in text
 
 
 def test_the_first_two_bases_need_no_other_look_at_memory():
@@ -103,6 +110,16 @@ def test_a_patient_load_of_places_that_fill_ends_when_none_is_empty():
     assert name == "_ld_patient_ne_relaxed_sys_b64_x2"
     assert text.count("setp.eq.and.b64 missing0, $0, $4, missing0;") == 1  # and is not looked at again
     assert text.count("setp.eq.and.b64 missing1, $1, $5, missing1;") == 1
+
+
+@pytest.mark.parametrize(("until", "pack", "apart"), [(Cmp.NE, 8, 1), (Cmp.NE, 4, 0), (Cmp.AT_LEAST, 8, 0)])
+def test_of_many_places_that_fill_a_thread_looks_at_the_last_until_it_has_come(until, pack, apart):
+    _, text = ptx.patient_load_tile(Order.RELAXED, Scope.SYSTEM, 64, pack, until)
+    first, all_of_them = text.split("PATIENT_AGAIN_${:uid}:")
+    assert first.count("ld.relaxed.sys.global.b64") == apart
+    # What was not looked at yet is zero, which is not empty: every element is loaded once at least.
+    assert all_of_them.count("ld.relaxed.sys.global.b64") == pack
+    assert text.count(f"mov.b32 count, {ptx.LOOKS};") == 1 + apart  # each loop has its bound
 
 
 @pt.kernel

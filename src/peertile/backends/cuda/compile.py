@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.emit import Emitted, emit_kernel
+from peertile.backends.cuda.kept import compile_kept
 from peertile.backends.cuda.layout import LaunchLayout
 from peertile.backends.cuda.target import CudaOptions, capability
 from peertile.backends.cuda.triton_compile import Compiled, PassFailure, compile_source, disassemble
@@ -26,19 +28,23 @@ def lower_to_text(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions |
     return emit_kernel(kernel, arch, options).source
 
 
-def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions | None = None) -> CudaBinary:
-    """A binary of an expanded, verified kernel for GPUs of `arch`.
+def compile_kernel(
+    kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions | None = None, keep: bool = False
+) -> CudaBinary:
+    """A binary of an expanded, verified kernel for GPUs of `arch`. With `keep` its machine code comes from the cache if
+    it is there, and then its `text` is the source alone; else it is put there.
 
     CompileError, at the user's line, for what the architecture lacks, for what Triton or the assembler refuse, and
     for tiles that need more shared memory than a program can have.
     """
     options = options or CudaOptions()
     limit = MAX_SHARED_BYTES[capability(arch)]
-    emitted, compiled = _compiled(kernel, arch, options)
+    compiling: _Compiling = compile_kept if keep else compile_source
+    emitted, compiled = _compiled(kernel, arch, options, compiling)
     # Stages are a hint: fewer of them where the tiles leave no room for more.
     while compiled.shared_bytes > limit and options.num_stages is None and emitted.num_stages > 1:
         emitted = emit_kernel(kernel, arch, replace(options, num_stages=emitted.num_stages - 1))
-        compiled = compile_source(emitted, arch, options)
+        compiled = compiling(emitted, arch, options)
     if compiled.shared_bytes > limit:
         raise CompileError(
             f"shared memory: the tiles of kernel {kernel.name} need {compiled.shared_bytes} bytes with "
@@ -62,7 +68,10 @@ def compile_kernel(kernel: Kernel, arch: str = "sm_90", *, options: CudaOptions 
     )
 
 
-def _compiled(kernel: Kernel, arch: str, options: CudaOptions) -> tuple[Emitted, Compiled]:
+_Compiling = Callable[[Emitted, str, CudaOptions], Compiled]
+
+
+def _compiled(kernel: Kernel, arch: str, options: CudaOptions, compiling: _Compiling) -> tuple[Emitted, Compiled]:
     """At the number of warps that suits the kernel; where Triton's passes break down at it, at another one.
 
     Triton 3.6 loses an operation in some chains of sorts and folds ("operation destroyed but still has uses"), and has
@@ -70,7 +79,7 @@ def _compiled(kernel: Kernel, arch: str, options: CudaOptions) -> tuple[Emitted,
     """
     try:
         emitted = emit_kernel(kernel, arch, options)
-        return emitted, compile_source(emitted, arch, options)
+        return emitted, compiling(emitted, arch, options)
     except PassFailure as error:
         if options.num_warps is not None:  # asked for
             raise
@@ -80,7 +89,7 @@ def _compiled(kernel: Kernel, arch: str, options: CudaOptions) -> tuple[Emitted,
             chosen = replace(options, num_warps=warps)
             with contextlib.suppress(PassFailure):
                 other = emit_kernel(kernel, arch, chosen)
-                return other, compile_source(other, arch, chosen)
+                return other, compiling(other, arch, chosen)
     raise first
 
 

@@ -292,6 +292,9 @@ def _for(e: Emitter, op: ops.For) -> None:
             e.alias(result, value)
         return
     body = op.blocks[0]
+    if e.options.specialize and _has_one_trip(op):
+        _only_trip(e, op)
+        return
     carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
     access = _loop_accesses(e, body)
     e.access.join(access)
@@ -316,6 +319,28 @@ def _has_no_trips(e: Emitter, op: ops.For) -> bool:
     return e.is_literal(lo) and e.is_literal(hi) and int(e.text(lo)) >= int(e.text(hi))
 
 
+def _has_one_trip(op: ops.For) -> bool:
+    """Whether a loop over [x, x + 1) is nothing but its body."""
+    lo, hi, step = op.operands[:3]
+    by = hi.op
+    return (
+        isinstance(by, ops.BinaryOp)
+        and by.attrs["fn"] is ops.Binary.ADD
+        and by.operands[0] is lo
+        and all(isinstance(v.op, ops.Const) and v.op.attrs["value"] == 1 for v in (by.operands[1], step))
+        and not op.results
+        and not _inside(op.blocks[0])
+    )
+
+
+def _only_trip(e: Emitter, op: ops.For) -> None:
+    body = op.blocks[0]
+    e.alias(body.args[0], op.operands[0])
+    for inner in body.ops:
+        if not inner.TERMINATOR:
+            e.op(inner)
+
+
 def _assign_initial(e: Emitter, variables: list[tuple[str, Value]], values: list[Value]) -> None:
     for (name, target), value in zip(variables, values, strict=True):
         if not isinstance(target.type, TokenType):
@@ -338,6 +363,8 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
     flatten = e.options.flatten if e.options.flatten is not None else capability(e.arch) == 90
     if pipelined and flatten and _is_persistent_product(op):
         extra += ", flatten=True"
+    if pipelined and e.options.specialize and any(isinstance(x, ops.Mma) for x in body.ops):
+        extra += ", warp_specialize=True"
     name = _declare(e, body.args[0], "k")
     head = f"for {name} in tl.range({', '.join(bounds)}{extra}):"
     with e.w.indented(head):

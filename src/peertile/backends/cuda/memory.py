@@ -290,11 +290,12 @@ def read_tables(e: Emitter) -> None:
         assert isinstance(found, Symmetric)
         assert isinstance(first, Symmetric)
         used[found.table] = first.table
-    # Volatile where time is what counts: the assembler sinks a load to its use, behind branches that wait for another.
-    how = ", volatile=True" if e.kernel.waits else ""
     for table in dict.fromkeys(used.values()):
-        words = enumerate(("rank", "ranks", "base", "base"))
-        names = [e.let_own(word, f"tl.load({table} + {k}{how})") for k, word in words]
+        names = []
+        for k, word in enumerate(("rank", "ranks", "base", "base")):
+            at = f"{table} + {k}"
+            # Where time is what counts; the assembler would sink a plain load to its use, behind a wait for another.
+            names.append(e.let_own(word, e.call_ptx(ptx.load_table(), at) if e.kernel.waits else f"tl.load({at})"))
         e.ranks[table] = Ranks(table, *names)
     for table, read in used.items():
         e.ranks[table] = e.ranks[read]
@@ -324,7 +325,7 @@ def plan_accesses(e: Emitter) -> None:
             t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
             if not _fits_bulk(t, axes):
                 continue
-            if isinstance(op, ops.Store):
+            if isinstance(op, ops.Store) and not e.options.specialize:  # each group of warps stores its own rows then
                 t = _moved_at_once(t, axes)
             key = (view, t.shape)
             if key not in made:

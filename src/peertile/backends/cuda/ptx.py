@@ -37,6 +37,7 @@ __all__ = [
     "follow_waiting",
     "judge",
     "load_elected",
+    "load_table",
     "load_tile",
     "patience",
     "patient_load_tile",
@@ -61,6 +62,9 @@ every few polls lets two ranks fall into step, each late because the other was."
 
 LOOKS: Final = 256
 """Looks of a patient load: some 100 us in the memory of the device, after which who waits does so by one thread."""
+
+MOST_LOOKED_AT: Final = 4
+"""Elements of a thread that a patient load looks at all at once, in vain as often as not."""
 
 Function = tuple[str, str]
 """Name and text of a function."""
@@ -120,6 +124,17 @@ def load_elected(order: Order, scope: Scope, bits: int) -> Function:
         name, "pointer, lanes: tl.constexpr", "one thread loads, all get the value", body,
         f"=&{letter},l,r", "pointer, tl.arange(0, lanes)", _int(bits), "return tl.reduce(r, 0, _or)",
     )  # fmt: skip
+
+
+def load_table() -> Function:
+    """f(pointer) -> a word that nobody writes while kernels run, to every thread, here and not where it is used.
+
+    Relaxed at the scope of the program, which the nearest cache answers. A volatile load is one at system scope: every
+    warp of every program then asks the same place of the second cache, which answers one after the other. 264 programs
+    of 16 warps with three tables are 50,000 requests for one sector, some 18 us.
+    """
+    body = _lines("ld.relaxed.cta.global.b64 $0, [$1];")
+    return _asm("_table", "pointer", "a word of a table", body, "=l,l", "pointer", "tl.int64", "return r")
 
 
 def _narrow_load(bits: int, instruction: str, register: str, address: str) -> list[str]:
@@ -274,25 +289,38 @@ def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int, until: C
     """f(pointers, expected, active) -> as `load_tile`, of words of 32 or 64 bits, but each thread looks again, a
     bounded number of times, until all of its elements have reached `expected` (wrap-safe), or differ from it (NE). What
     is not there by then comes back as it is: the caller looks again, in a way that can end. A thread has `pack`
-    elements in flight."""
+    elements in flight; of many places that fill (NE) it looks at its last alone until that has come, since what is sent
+    in order comes so, and looks at megabytes at a time take the second cache from what comes."""
     kind = "" if until is Cmp.AT_LEAST else f"_{until.value}"
     name = f"_ld_patient{kind}_{order.value}_{SCOPE[scope]}_b{bits}_x{pack}"
     value = [f"${k}" for k in range(pack)]
     pointer, expected, active = ([f"${pack * part + k}" for k in range(pack)] for part in (1, 2, 3))
-    again, done = "PATIENT_AGAIN_${:uid}", "PATIENT_DONE_${:uid}"
+    again, done, last = (f"PATIENT_{word}_${{:uid}}" for word in ("AGAIN", "DONE", "LAST"))
     missing = [f"missing{k}" for k in range(pack)]
-    looks = [
-        f"@{missing[k]} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];" for k in range(pack)
-    ]
-    # What has come is not looked at again: looks are in the way of what comes.
-    for k in range(pack):
+
+    def load(k: int) -> str:
+        return f"@{missing[k]} ld.{order.value}.{SCOPE[scope]}.global.b{bits} {value[k]}, [{pointer[k]}];"
+
+    def judge(k: int) -> list[str]:
         if until is Cmp.NE:
-            looks.append(f"setp.eq.and.b{bits} {missing[k]}, {value[k]}, {expected[k]}, {missing[k]};")
-        else:
-            looks += [
-                f"sub.s{bits} gap, {value[k]}, {expected[k]};",
-                f"setp.lt.and.s{bits} {missing[k]}, gap, 0, {missing[k]};",
-            ]
+            return [f"setp.eq.and.b{bits} {missing[k]}, {value[k]}, {expected[k]}, {missing[k]};"]
+        return [
+            f"sub.s{bits} gap, {value[k]}, {expected[k]};",
+            f"setp.lt.and.s{bits} {missing[k]}, gap, 0, {missing[k]};",
+        ]
+
+    # What has come is not looked at again: looks are in the way of what comes.
+    looks = [*map(load, range(pack)), *(line for k in range(pack) for line in judge(k))]
+    first = [
+        f"mov.b32 count, {LOOKS};",
+        f"{last}:",
+        ROLLED,
+        load(pack - 1),
+        *judge(pack - 1),
+        "sub.u32 count, count, 1;",
+        f"setp.ne.and.u32 more, count, 0, {missing[pack - 1]};",
+        f"@more bra {last};",
+    ]
     looks.append(f"mov.pred left, {missing[0]};")
     looks += [f"or.pred left, left, {m};" for m in missing[1:]]
     body = _lines(
@@ -301,6 +329,7 @@ def patient_load_tile(order: Order, scope: Scope, bits: int, pack: int, until: C
         ".reg .b32 count;",
         *(f"setp.ne.u32 {missing[k]}, {active[k]}, 0;" for k in range(pack)),
         *(f"mov.b{bits} {value[k]}, 0;" for k in range(pack)),
+        *(first if pack > MOST_LOOKED_AT and until is Cmp.NE else []),
         f"mov.b32 count, {LOOKS};",
         f"{again}:",
         ROLLED,

@@ -50,8 +50,24 @@ def _reshape(e: Emitter, op: ops.Reshape) -> None:
         # A line along an axis, such as a fold that keeps its axis: what is beside what stays in the same threads, where
         # a reshape would go through shared memory.
         e.define(op.result, expand(x, r.shape.index(a.numel), r.rank))
+    elif e.options.specialize and (axes := _with_units(a.shape, r.shape)) is not None:
+        # Groups of warps that share a loop know this as each one's own rows, and a reshape not at all.
+        e.define(op.result, f"{x}[{', '.join(axes)}]")
     else:
         e.define(op.result, f"tl.reshape({x}, {shape_text(r.shape)})")
+
+
+def _with_units(shape: tuple[int, ...], wanted: tuple[int, ...]) -> list[str] | None:
+    """The subscript that makes `wanted` out of `shape` by axes of extent 1 alone, if there is one."""
+    axes, rest = [], list(shape)
+    for n in wanted:
+        kept = bool(rest) and rest[0] == n
+        axes.append(":" if kept else "None")
+        if kept:
+            del rest[0]
+        elif n != 1:
+            return None
+    return None if rest else axes
 
 
 _COMBINE: Final = {

@@ -31,7 +31,9 @@ class CudaOptions:
     it, so that the next tile's loads overlap this one's end. `f32_mma` is how f32 products are made: "ieee" exactly,
     "tf32x3" nearly so on tensor cores, "tf32" with 10 bits. `line_info` keeps source lines in the cubin for profilers.
     `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
-    touches memory, which hides what a launch costs (sm_90 and newer).
+    touches memory, which hides what a launch costs (sm_90 and newer). `specialize` divides a loop that multiplies among
+    groups of warps, of which one loads while two compute: for the four that are asked for, twelve are launched. The
+    loop has to be the last one, and free of checks; Triton does it on sm_90, and says so where it cannot.
     """
 
     num_warps: int | None = None
@@ -42,6 +44,7 @@ class CudaOptions:
     f32_mma: str = "ieee"
     line_info: bool = True
     overlap: bool = True
+    specialize: bool = False
 
     def __post_init__(self) -> None:
         if self.num_warps is not None and self.num_warps not in (1, 2, 4, 8, 16, 32):
@@ -81,19 +84,13 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
             most = max(_numel((op.result if isinstance(op, ops.TileLoad) else op.operands[1]).type) for op in ordered)
             return max(1, min(most // 32, FILLED_WARPS if _fills(kernel) else 16)), stages or 3
     if warps is None:
-        nbytes = max(
-            (
-                _numel(v.type) * v.type.dtype.itemsize
-                for op in walk(kernel.body)
-                for v in op.results
-                if isinstance(v.type, TileType)
-            ),
-            default=0,
-        )
+        nbytes = _largest(kernel)
         # Two 16-byte vectors for each thread, eight warps at most; longer rows get sixteen.
-        warps = 16 if nbytes >= 1 << 15 else 8
+        warps = 16 if nbytes >= LONG_ROW else 8
         while warps > 1 and nbytes < warps * 1024:
             warps //= 2
+        if nbytes >= warps * 2048 and warps >= 8 and _takes_turns(kernel):
+            warps //= 2  # see WAITING_REGISTERS
         # A warp folds short rows by itself, where several of them are a tile; more than one would have to meet.
         folded = [op.operands[0].type for op in walk(kernel.body) if isinstance(op, ops.Reduce)]
         rows = [t.shape[0] for t in folded if isinstance(t, TileType) and t.rank == 2 and t.shape[1] <= 1024]
@@ -104,9 +101,14 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
 
 FILLED_WARPS: Final = 4
 """Most warps where places are polled that fill: many threads that look at one word each keep the words from coming."""
+LONG_ROW: Final = 1 << 15
+"""Bytes of a tile that is worth more warps than eight."""
 WAITING_REGISTERS: Final = 64
 """Of a thread, where programs of eight warps and more wait for a signal: so many programs are resident, four of eight
-warps on a multiprocessor, as grids that wait for each other program by program count on."""
+warps on a multiprocessor, as grids that wait for each other program by program count on. A program that takes turns
+with others at tiles of 16 KiB and more has half of the warps and twice the registers: as many are resident, and what it
+knows beside its tile (addresses, bounds, turns), which every thread holds, stays in registers. With 64 some forty of
+those were stored and fetched again in each turn."""
 
 
 def _fills(kernel: Kernel) -> bool:
@@ -117,9 +119,40 @@ def _fills(kernel: Kernel) -> bool:
 
 def most_registers(kernel: Kernel, warps: int) -> int | None:
     """A bound on the registers of a thread, None for the assembler's own choice."""
+    if not _signals(kernel):
+        return None
+    if warps in (4, 8) and _largest(kernel) >= warps * 4096 and _takes_turns(kernel):
+        return 2 * WAITING_REGISTERS
+    return WAITING_REGISTERS if warps >= 8 else None
+
+
+def _signals(kernel: Kernel) -> bool:
+    """Whether the kernel waits for signals, and multiplies no matrices."""
     signals = any(isinstance(p.type, SignalType) for p in kernel.params)
-    products = any(isinstance(op, ops.Mma) for op in walk(kernel.body))
-    return WAITING_REGISTERS if kernel.waits and signals and not products and warps >= 8 else None
+    return kernel.waits and signals and not any(isinstance(op, ops.Mma) for op in walk(kernel.body))
+
+
+def _takes_turns(kernel: Kernel) -> bool:
+    """Whether such a kernel waits for others between the tiles of a loop, not only before or behind it. What is a few
+    words, as in a mailbox where ranks meet, is no tile here."""
+    if not _signals(kernel):
+        return False
+    for op in walk(kernel.body):
+        if isinstance(op, ops.For | ops.Loop):
+            inside = [inner for block in op.blocks for inner in walk(block)]
+            tiles = any(isinstance(inner, ops.Store) and _bytes(inner.operands[1].type) >= 4096 for inner in inside)
+            if tiles and any(isinstance(inner, ops.Wait | ops.WaitAny) for inner in inside):
+                return True
+    return False
+
+
+def _bytes(t: Type) -> int:
+    return t.numel * t.dtype.itemsize if isinstance(t, TileType) else 0
+
+
+def _largest(kernel: Kernel) -> int:
+    """Bytes of the largest tile that the kernel computes with."""
+    return max((_bytes(v.type) for op in walk(kernel.body) for v in op.results), default=0)
 
 
 def _numel(t: Type) -> int:

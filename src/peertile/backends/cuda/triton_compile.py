@@ -31,7 +31,16 @@ from peertile.config import config
 from peertile.errors import CompileError, InternalError, UnsupportedError
 from peertile.source import Loc
 
-__all__ = ["Compiled", "PassFailure", "compile_source", "disassemble", "loaded", "triton_version", "written"]
+__all__ = [
+    "Compiled",
+    "PassFailure",
+    "compile_source",
+    "disassemble",
+    "loaded",
+    "triton_options",
+    "triton_version",
+    "written",
+]
 
 MINIMUM = (3, 4)
 NATIVE_FP8 = 89
@@ -173,7 +182,7 @@ def compile_here(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     said = _Said()
     try:
         with _triton_cache(triton), _small_numbers_kept(), said.captured():
-            kernel = triton.compile(source, target=target, options=_triton_options(emitted, options))
+            kernel = triton.compile(source, target=target, options=triton_options(emitted, options))
     except Exception as error:
         raise _translated(error, said.text, emitted, path, arch) from error
     metadata = kernel.metadata
@@ -264,7 +273,8 @@ def _small_numbers_kept() -> Iterator[None]:
         compiler.nvidia = own  # type: ignore[attr-defined]
 
 
-def _triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
+def triton_options(emitted: Emitted, options: CudaOptions) -> dict[str, Any]:
+    """What Triton is told about a kernel beside its source."""
     return {
         "num_warps": emitted.num_warps,
         "num_stages": emitted.num_stages,

@@ -761,6 +761,7 @@ class CpuDriver(Driver):
         self._spins = 10 if local_ranks > self._cores else 100
         self._memory_limit = memory_limit or physical_bytes()
         self._poison = poison
+        self._make: Callable[..., CpuDevice] = CpuDevice
 
     def device_count(self) -> int:
         return self._devices
@@ -769,7 +770,7 @@ class CpuDriver(Driver):
         _guard.check()
         if not 0 <= ordinal < self._devices:
             raise ArgumentError(f"ordinal: expected 0 to {self._devices - 1}, got {ordinal}")
-        return CpuDevice(
+        return self._make(
             ordinal,
             threads=self._threads,
             spins=self._spins,

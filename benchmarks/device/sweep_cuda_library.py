@@ -1,0 +1,372 @@
+"""Ways to run attention, a product of few rows, wide norms and a product with an all-reduce, beside what is now chosen.
+
+    PYTHONPATH=src:. python3 benchmarks/device/sweep_cuda_library.py [--ranks N] [--limit S] [--out FILE] [SECTION ...]
+
+One GPU: attention (beside the fastest of torch's backends), skinny (beside cuBLAS), norms (beside torch.compile).
+Two (`--ranks 2`): reduce (beside cuBLAS + NCCL, and cuBLAS alone). Each way is built, checked against float64 with
+outputs full of NaN, and timed in turns with the others, as in bench_cuda_library.py, whose options these are. Prints a
+JSON line for each way, and at the end of a section a table: microseconds, and times as fast as the peer.
+Makes no multicast object and changes no setting of a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bench_cuda_library as bench
+
+import peertile as pt
+import peertile.language as T
+from peertile.library import attention as heads
+from peertile.library import attention_kernels, gemm, layers
+from peertile.library.products import matmul
+
+Bench, Json, Call, SHRINK, PLACE = bench.Bench, bench.Json, bench.Call, bench.SHRINK, bench.PLACE
+BOUND = 1e-2
+"""Relative error from which on a way is wrong: bf16 rounds by 4e-3 at most."""
+
+
+@dataclass
+class Ways:
+    """What was measured of one case: {way: microseconds}, and the peers'."""
+
+    title: str
+    rows: list[tuple[str, float | str]] = field(default_factory=list)
+
+    def table(self, peers: dict[str, float]) -> str:
+        best = min(peers.values(), default=math.nan)
+        width = max([len(name) for name, _ in self.rows], default=0)
+        lines = [f"{self.title}; peers: {', '.join(f'{n} {us:.2f} us' for n, us in peers.items())}"]
+        for name, us in sorted(self.rows, key=lambda row: (isinstance(row[1], str), row[1])):
+            said = us if isinstance(us, str) else f"{us:9.2f} us  {best / us:6.3f}"
+            lines.append(f"  {name:{width}}  {said}")
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _compiled(options: Json) -> Iterator[None]:
+    """As `bench.compiled_with`; nothing changes for a way without options."""
+    with bench.compiled_with(**options) if options else contextlib.nullcontext():
+        yield
+
+
+def sweep(
+    b: Bench, section: str, title: str, ways: dict[str, Callable[[], Json]], peers: dict[str, Callable[[], Any]]
+) -> None:
+    """Runs each way as a case that gives {"us": {"peertile": …}, "relative_error": …}, then the table."""
+    found = Ways(title)
+    theirs = {name: us for name, us in b.compare(peers).items() if isinstance(us, float)}
+    for name, way in ways.items():
+
+        def one(way: Callable[[], Json] = way, name: str = name) -> Json:
+            result = way()
+            us, error = result["us"].get("peertile"), result["relative_error"]
+            right = error < BOUND  # a NaN is not
+            found.rows.append((name, us if right and isinstance(us, float) else f"wrong: {error}" if not right else us))
+            if isinstance(us, float) and theirs:
+                result["ratio"] = round(min(theirs.values()) / us, 3)
+            return {**result, "right": right}
+
+        bench.case(b, section, f"{title}: {name}", one)
+    b.tell(section=section, case=title, peers=theirs)
+    if not b.group.rank:
+        print(found.table(theirs), flush=True)
+
+
+# ---------------------------------------------------------------- attention
+
+FOUR, EIGHT = {"num_warps": 4}, {"num_warps": 8}
+DIVIDED = {**FOUR, "specialize": True}
+"""Of the groups of warps that share a loop one loads and two multiply, so that weights are formed meanwhile."""
+ATTENTION: dict[str, Json] = {
+    "128 x 128, 2 buffers, divided": {"rows": 128, "keys": 128, "stages": 2, "options": DIVIDED},
+    "128 x 64, 3 buffers, divided": {"rows": 128, "keys": 64, "stages": 3, "options": DIVIDED},
+    "128 x 64, 2 buffers, divided": {"rows": 128, "keys": 64, "stages": 2, "options": DIVIDED},
+    "128 x 32, 4 buffers, divided": {"rows": 128, "keys": 32, "stages": 4, "options": DIVIDED},
+    "128 x 128, 2 buffers, one loop": {"rows": 128, "keys": 128, "stages": 2, "options": EIGHT},
+    "128 x 64, 3 buffers, one loop": {"rows": 128, "keys": 64, "stages": 3, "options": EIGHT},
+    "64 x 64, 2 buffers, one loop": {"rows": 64, "keys": 64, "stages": 2, "options": FOUR, "bulk": 2048},
+    "64 x 64, 3 buffers, one loop": {"rows": 64, "keys": 64, "stages": 3, "options": FOUR, "bulk": 2048},
+}  # fmt: skip
+"""Of `attend_flat`: rows, keys and buffers of a program, what it is compiled with, and from which product on there are
+bulk copies."""
+
+
+def attention(b: Bench) -> None:
+    for tokens in (4096 // SHRINK, 16384 // SHRINK**2, 8192 // SHRINK):
+        _attention(b, 16, tokens, 128)
+
+
+def _attention(b: Bench, number: int, tokens: int, dim: int) -> None:
+    torch = b.torch
+    sets = [
+        [b.randn(1, number, tokens, dim) for _ in range(3)] + [b.poisoned(1, number, tokens, dim)] for _ in range(2)
+    ]
+    own = [[b.ours(t) for t in four] for four in sets]
+    flat = [[t.reshape(number, tokens, dim) for t in four] for four in own]
+    flops = 2 * number * tokens * tokens * dim
+    calls = max(2, min(16, int(4000 / (flops / 5e8))))
+    scale = dim**-0.5 / math.log(2)
+
+    def error() -> float:
+        worst, some = 0.0, min(tokens, 4096)
+        for h in (0, number - 1):
+            q, k, v = (t[0, h].double() for t in sets[0][:3])
+            for first in sorted({0, tokens - some}):
+                score = q[first : first + some] @ k.t() / dim**0.5
+                at = torch.arange(first, first + some, device=PLACE)[:, None]
+                score = score.masked_fill(torch.arange(tokens, device=PLACE)[None] > at, -math.inf)
+                want = torch.softmax(score, -1) @ v
+                worst = max(worst, b.error(sets[0][3][0, h, first : first + some], want))
+        return math.nan if bool(torch.isnan(sets[0][3]).any()) else worst
+
+    def run(op: Callable[[int], Any]) -> Json:
+        sets[0][3].fill_(math.nan)
+        b.settle()
+        op(0).sync()
+        wrong = error()
+        us = b.compare({"peertile": lambda: b.graph_of_ours([lambda k=k: op(k) for k in range(2)], calls)}, 5)
+        found = {"us": us, "relative_error": wrong}
+        if isinstance(us["peertile"], float):
+            found["TFLOP/s"] = round(flops / us["peertile"] / 1e6)
+        return found
+
+    def of(way: Json) -> Json:
+        attend = pt.kernel(attention_kernels.attend_flat.fn)
+
+        def op(k: int) -> Any:
+            part = flat[k][3].permute(1, 0, 2).partition((way["rows"], 1, None))
+            return attend(part, *flat[k][:3], scale, BK=way["keys"], CAUSAL=True, STAGES=way["stages"])
+
+        with _compiled(way["options"]), bench.bulk_from(way.get("bulk", 128 * 128)):
+            return run(op)
+
+    ways: dict[str, Callable[[], Json]] = {
+        "what is chosen": lambda: run(lambda k: heads.attention(*own[k][:3], causal=True, out=own[k][3]))
+    }
+    ways |= {name: lambda way=way: of(way) for name, way in ATTENTION.items()}  # type: ignore[misc]
+    kernel = importlib.import_module("torch.nn.attention")
+
+    def theirs(which: str) -> Any:
+        def call(s: Any) -> Any:
+            with kernel.sdpa_kernel(getattr(kernel.SDPBackend, which)):
+                return torch.nn.functional.scaled_dot_product_attention(*s[:3], is_causal=True)
+
+        return b.graph_of_theirs([lambda s=s: call(s) for s in sets], calls)
+
+    peers = {which: lambda w=which: theirs(w) for which in ("CUDNN_ATTENTION", "FLASH_ATTENTION")}  # type: ignore[misc]
+    sweep(b, "attention", f"causal bf16 1x{number}x{tokens}x{dim}", ways, peers)
+
+
+# ---------------------------------------------------------------- products of few rows
+
+SKINNY: dict[str, Json] = {
+    "128 x 128 x 64, 4 buffers, divided": {"tile": (128, 128), "inner": 64, "stages": 4, "options": DIVIDED},
+    "128 x 128 x 64, 5 buffers, divided": {"tile": (128, 128), "inner": 64, "stages": 5, "options": DIVIDED},
+    "128 x 128 x 128, 3 buffers, divided": {"tile": (128, 128), "inner": 128, "stages": 3, "options": DIVIDED},
+    "128 x 128 x 64, 6 buffers, 4 warps": {"tile": (128, 128), "inner": 64, "stages": 6, "options": FOUR},
+    "128 x 128 x 64, 6 buffers, 8 warps": {"tile": (128, 128), "inner": 64, "stages": 6, "options": EIGHT},
+    "128 x 128 x 32, 7 buffers, 4 warps": {"tile": (128, 128), "inner": 32, "stages": 7, "options": FOUR},
+    "256 x 64 x 64, 5 buffers, 4 warps": {"tile": (256, 64), "inner": 64, "stages": 5, "options": FOUR},
+    "256 x 64 x 128, 2 buffers, 4 warps": {"tile": (256, 64), "inner": 128, "stages": 2, "options": FOUR},
+    "256 x 64 x 32, 8 buffers, 4 warps": {"tile": (256, 64), "inner": 32, "stages": 8, "options": FOUR},
+}  # fmt: skip
+"""Of `gemm`, a program for each tile. Two rows of tiles read b twice, the second time from a cache."""
+
+
+def skinny(b: Bench) -> None:
+    m, n, k = 256, 8192 // SHRINK, 8192 // SHRINK
+    a, ws = b.randn(m, k), [b.randn(k, n) for _ in range(bench.ROTATE)]
+    z, other = b.poisoned(m, n), b.poisoned(m, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    want = a.double() @ ws[0].double()
+    calls = bench.calls_for(2 * m * n * k / 6e8 + 10)
+
+    def run(op: Callable[[Any], Any]) -> Json:
+        z.fill_(math.nan)
+        b.settle()
+        op(factors[0]).sync()
+        wrong = b.error(z, want)
+        us = b.compare({"peertile": lambda: b.graph_of_ours([lambda w=w: op(w) for w in factors], calls)})
+        return {"us": us, "relative_error": wrong}
+
+    def of(way: Json) -> Json:
+        made = pt.kernel(gemm.gemm.fn)
+        with _compiled(way["options"]):
+            return run(lambda w: made(out.partition(way["tile"]), own, w, BK=way["inner"], STAGES=way["stages"]))
+
+    ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda w: matmul(own, w, out))}
+    ways |= {name: lambda way=way: of(way) for name, way in SKINNY.items()}  # type: ignore[misc]
+    peers = {"cuBLAS": lambda: b.graph_of_theirs([lambda w=w: b.torch.matmul(a, w, out=other) for w in ws], calls)}
+    sweep(b, "skinny", f"bf16 {m}x{n}x{k}", ways, peers)
+
+
+# ---------------------------------------------------------------- norms of wide rows
+
+
+@pt.kernel
+def norm_in_turn(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, AHEAD: T.Const[bool]) -> None:
+    """As rms_norm, by programs that go through several rows: the gains, as many bytes as a row, are read once. With
+    AHEAD the next row is under way while one is worked on."""
+    W = z.tile_shape[1]
+    scale = gain.load((0,), (W,)).astype(T.f32)
+    p, P = T.program_id(0), T.num_programs(0)
+    end = T.maximum(x.num_tiles(z.tile_shape)[0] - 1, 0)
+    ahead = x.load((T.minimum(p, end), 0), z.tile_shape)
+    for tile in z.tiles():
+        if AHEAD:
+            row = ahead.astype(T.f32)
+            ahead = x.load((T.minimum(tile.index[0] + P, end), 0), z.tile_shape)
+        else:
+            row = x.load_like(tile).astype(T.f32)
+        mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
+        tile.store((row * T.rsqrt(mean + epsilon) * scale).astype(z.dtype))
+
+
+@pt.kernel
+def norm_in_parts(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, BW: T.Const[int]) -> None:
+    """As rms_norm, in parts of a row: a row is read twice, the second time from a cache, and few registers are held."""
+    BM, W = z.tile_shape
+    m, _ = z.index
+    total = T.zeros((BM, BW), T.f32)
+    for j in T.range(x.num_tiles((BM, BW))[1]):
+        part = x.load((m, j), (BM, BW)).astype(T.f32)
+        total = total + part * part
+    mean = T.sum(total, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
+    factor = T.rsqrt(mean + epsilon)
+    row = x.load_like(z).astype(T.f32)
+    z.store((row * factor * gain.load((0,), (W,)).astype(T.f32)).astype(z.dtype))
+
+
+IN_TURN = ((16, 1, None, False), (16, 1, None, True), (32, 1, None, True))
+"""Warps, programs on a multiprocessor, registers of a thread at most, whether the next row is under way."""
+IN_PARTS = ((16, 4096, None), (16, 4096, 32), (16, 8192, None), (8, 2048, None))
+"""Warps, elements of a part, registers of a thread at most. These are what bounds how many programs a multiprocessor
+has, and so how many bytes are under way: 2 of 16 warps where a row is held whole, 3 in parts of 4096, 4 at 32."""
+
+
+def norms(b: Bench) -> None:
+    width = 16384 // SHRINK
+    for rows in (4096 // SHRINK, 16384 // SHRINK):
+        _norms(b, rows, width)
+
+
+def _norms(b: Bench, rows: int, width: int) -> None:
+    torch = b.torch
+    xs, zs = ([make(rows, width) for _ in range(bench.ROTATE)] for make in (b.randn, b.poisoned))
+    gain = b.randn(width)
+    own = b.ours(gain)
+    pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
+    calls = bench.calls_for(2 * rows * width * 2 / 3.5e6 + 2)
+    exact = xs[0].double()
+    want = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6) * gain.double()
+    resident = b.device.persistent_programs
+
+    def run(op: Callable[[Any, Any], Any]) -> Json:
+        zs[0].fill_(math.nan)
+        b.settle()
+        op(*pairs[0]).sync()
+        wrong = b.error(zs[0], want)
+        us = b.compare({"peertile": lambda: b.graph_of_ours([lambda p=p: op(*p) for p in pairs], calls)}, 5)
+        found: Json = {"us": us, "relative_error": wrong}
+        return found | ({"GB/s": round(4 * rows * width / us["peertile"] / 1000)} if us.get("peertile") else {})
+
+    def of(kernel: Any, cut: Callable[[Any], Any], options: Json, consts: Json) -> Json:
+        made = pt.kernel(kernel.fn)
+        with _compiled(options):
+            return run(lambda x, z: made(cut(z.partition((1, None))), x, own, 1e-6, **consts))
+
+    ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda x, z: layers.rms_norm(x, own, out=z))}
+    for warps, crowd, most, is_ahead in IN_TURN:
+        name = f"in turn, {warps} warps of {most or 'any'} registers, {crowd} programs a multiprocessor"
+        ways[name + (", one row ahead" if is_ahead else "")] = lambda w=warps, c=crowd, r=most, a=is_ahead: of(  # type: ignore[misc]
+            norm_in_turn, lambda z: z.persistent(programs=c * resident),
+            {"num_warps": w, "max_registers": r}, {"AHEAD": a},
+        )  # fmt: skip
+    for warps, part, most in IN_PARTS:
+        name = f"in parts of {part // SHRINK}, {warps} warps of {most or 'any'} registers"
+        ways[name] = lambda w=warps, n=part // SHRINK, r=most: of(  # type: ignore[misc]
+            norm_in_parts, lambda z: z, {"num_warps": w, "max_registers": r}, {"BW": n}
+        )
+
+    def plain(x: Any, g: Any) -> Any:
+        f = x.float()
+        return (f * torch.rsqrt(f.square().mean(-1, keepdim=True) + 1e-6) * g.float()).to(x.dtype)
+
+    compiled = torch.compile(plain, dynamic=False)
+    peers = {"torch.compile": lambda: b.graph_of_theirs([lambda x=x: compiled(x, gain) for x in xs], calls)}
+    sweep(b, "norms", f"rms_norm bf16 {rows}x{width}", ways, peers)
+
+
+# ---------------------------------------------------------------- products with an all-reduce
+
+REDUCE: dict[str, Json] = {
+    "what is chosen": {},
+    "16 x 64 x 256": {"tile": (16, 64, 256)},
+    "16 x 32 x 128, two programs a multiprocessor": {"tile": (16, 32, 128), "movers": 8, "workers": 248},
+    "16 x 32 x 256, two programs a multiprocessor": {"tile": (16, 32, 256), "movers": 8, "workers": 248},
+    "16 x 64 x 128, one program left out": {"tile": (16, 64, 128), "movers": 1, "workers": 131},
+    "16 x 32 x 256, one program left out": {"tile": (16, 32, 256), "movers": 1, "workers": 131},
+    "64 x 32 x 128": {"tile": (64, 32, 128)},
+    "64 x 64 x 128": {"tile": (64, 64, 128)},
+    "with signals": {"flagged": False},
+}
+"""Options of `FusedProducts`. All programs have their parts at about the same time, and then wait for a flight over the
+link: with two of them on a multiprocessor one computes meanwhile."""
+
+
+def reduce(b: Bench) -> None:
+    for k, n in bench.SCATTER:
+        for m in (1, 16, 64):
+            _reduce(b, m, n, k)
+
+
+def _reduce(b: Bench, m: int, n: int, k: int) -> None:
+    torch, inner = b.torch, k // b.group.size
+    a, ws = b.randn(m, inner), [b.randn(inner, n) for _ in range(bench.ROTATE)]
+    z, part = b.poisoned(m, n), b.poisoned(m, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    want = a.double() @ ws[0].double()
+    torch.distributed.all_reduce(want)
+
+    def of(options: Json) -> Json:
+        z.fill_(math.nan)
+        b.settle()
+        with bench._communicator(b, 16 * bench.MIB, options) as fused:
+            fused.matmul_all_reduce(own, factors[0], out).sync()
+            wrong = b.error(z, want)
+            us = b.compare({
+                "peertile": lambda: b.graph_of_ours(
+                    [lambda w=w: fused.matmul_all_reduce(own, w, out) for w in factors], 30)
+            })  # fmt: skip
+            b.group.barrier("end")
+        return {"us": us, "relative_error": wrong}
+
+    def sequence(w: Any) -> None:
+        torch.matmul(a, w, out=part)
+        torch.distributed.all_reduce(part)
+
+    peers = {
+        "sequence": lambda: b.graph_of_theirs([lambda w=w: sequence(w) for w in ws], 30),
+        "GEMM": lambda: b.graph_of_theirs([lambda w=w: torch.matmul(a, w, out=part) for w in ws], 30),
+    }
+    ways = {name: lambda o=options: of(o) for name, options in REDUCE.items()}  # type: ignore[misc]
+    sweep(b, "reduce", f"GEMM+all-reduce {m}x{n}x{k}", ways, peers)
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "attention": attention, "skinny": skinny, "norms": norms, "reduce": reduce,
+}  # fmt: skip
+bench.SECTIONS, bench.ALONE, bench.TOGETHER = SECTIONS, ["attention", "skinny", "norms"], ["reduce"]
+
+if __name__ == "__main__":
+    bench.main(sys.argv[1:])

@@ -1,0 +1,154 @@
+"""The kernels of the collectives as a GPU gets them: what is ordered before what, what stays in registers, what fits."""
+
+import re
+
+import pytest
+from tests.backends.cuda.util import body_of
+
+import peertile as pt
+from peertile.backends.cuda.compile import compile_kernel
+from peertile.backends.cuda.emit import emit_kernel
+from peertile.frontend.build import build_kernel
+from peertile.language.annotations import Role
+from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
+from peertile.library.reductions import ReduceOp
+from peertile.library.selection import Algorithm
+from peertile.passes.pipeline import run_pipeline
+
+MULTIPROCESSOR = 65536
+"""Registers that the programs of a multiprocessor share."""
+FENCE = "fence.acq_rel.sys"
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """Plans for two ranks, of which one is there: the kernels are what counts."""
+    with pt.SymmetricHeap(pt.init(), heap_bytes(1, 8) + (1 << 20)) as heap:
+        made = GpuPlans(heap, 8)
+        made.few = 2
+        yield made
+
+
+def all_reduce(plans, algorithm, programs, tile, count=1 << 16, *, in_place=False):
+    x, out = pt.zeros((count,), pt.bf16), pt.zeros((count,), pt.bf16)
+    return plans.all_reduce(Shape(algorithm, programs, tile), None if in_place else x, out, ReduceOp.SUM)
+
+
+def gather(plans, tile, *, each):
+    x, out = pt.zeros((1 << 16,), pt.bf16), pt.zeros((1 << 16 if each else 1 << 17,), pt.bf16)
+    # One rank is there, so a matrix of one row; two rows are what two ranks have.
+    plans.heap.group, saved = type("Two", (), {"size": 2, "rank": 0})(), plans.heap.group
+    try:
+        return plans.gather(Shape(Algorithm.PUSHED, 8, tile), x, out, each=each)
+    finally:
+        plans.heap.group = saved
+
+
+def kernel_of(op):
+    kernel, bound = op.kernel, op.bound
+    names = [p.name for p in kernel.params if p.role is not Role.CONST]
+    types = {name: argument.type for name, argument in zip(names, bound.arguments, strict=True)}
+    return run_pipeline(build_kernel(kernel.fn, types, bound.consts, name=kernel.name))
+
+
+def order_of(ptx, *words):
+    """Which of `words` come in the kernel, in order, without repetitions."""
+    found = [m[0] for line in ptx.splitlines() for m in [re.search("|".join(map(re.escape, words)), line)] if m]
+    return [word for k, word in enumerate(found) if k == 0 or found[k - 1] != word]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_was_emptied_is_ordered_before_anything_is_sent(plans, in_place):
+    """The fence stands in front of the first store to a peer, so that it waits for nothing that is far away."""
+    for op in (
+        all_reduce(plans, Algorithm.FILLED, 8, 256, 8192, in_place=in_place),  # a tile to a program
+        all_reduce(plans, Algorithm.FILLED, 4, 256, in_place=in_place),
+    ):
+        name = op.kernel.name
+        body = body_of(emit_kernel(kernel_of(op)).source, name)
+        words = ("_fence_sys_all()", "_st_tile_relaxed_sys_b64(", "_st_relaxed_sys_b64(")
+        fence, sent, told = map(body.index, words)
+        assert fence < sent < told, name
+        # By every thread, for the places that it emptied itself, between two meetings of them.
+        lines = [line.strip() for line in body.splitlines() if not line.strip().startswith("#")]
+        at = lines.index("_fence_sys_all()")
+        assert lines[at - 1] == lines[at + 1] == "tl.debug_barrier()"
+
+
+def test_a_program_that_goes_on_orders_what_it_emptied_in_every_second_turn(plans):
+    body = body_of(emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 256))).source, "filled_all_reduce")
+    loop = body[body.index("while ") :]
+    emptied, fence = loop.rindex("_st_tile_relaxed_sys_b64("), loop.rindex("_fence_sys_all()")
+    assert loop.index("_ld_patient_ne_relaxed_sys_b64") < emptied < fence
+    assert re.search(r"= e_\d+ & 1\b", loop[emptied:fence])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+@pytest.mark.parametrize(("programs", "count"), [(8, 8192), (4, 1 << 16)], ids=["once", "turns"])
+def test_the_assembly_of_filled_places_keeps_that_order(plans, programs, count):
+    ptx = compile_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, programs, 256, count))).text["ptx"]
+    words = (FENCE, "st.relaxed.sys.global.b64", "PATIENT_DONE", "griddepcontrol.wait", "ld.volatile", "ld.relaxed.cta")
+    found = order_of(ptx, *words)
+    # Tables before the launch in front has ended, all else behind it; a fence; what is sent; what is taken; emptied.
+    assert found[:3] == ["ld.relaxed.cta", "griddepcontrol.wait", "st.relaxed.sys.global.b64"]  # that it has begun
+    assert found[3:7] == [FENCE, "st.relaxed.sys.global.b64", "PATIENT_DONE", "st.relaxed.sys.global.b64"]
+    assert "ld.volatile" not in found
+    first, last = ptx.index(FENCE), ptx.rindex(FENCE)
+    assert all("bar.sync" in ptx[at - 400 : at] and "bar.sync" in ptx[at : at + 400] for at in (first, last))
+    # Every wait looks at the clock: as many bounds as loops of one thread that polls.
+    assert ptx.count("mov.u64 now, %globaltimer") == 2 * ptx.count("ld.acquire.sys.global.b64 word0")
+
+
+PUSHED = {
+    "all_reduce": (lambda p: all_reduce(p, Algorithm.PUSHED, 4, 8192), "pushed_all_reduce"),
+    "all_gather": (lambda p: gather(p, 4096, each=False), "pushed_gather"),
+    "all_to_all": (lambda p: gather(p, 4096, each=True), "pushed_gather"),
+}
+
+
+@pytest.mark.parametrize("name", PUSHED)
+def test_between_two_ranks_the_turns_of_a_signal_stay_in_a_register(plans, name):
+    make, kernel = PUSHED[name]
+    body = body_of(emit_kernel(kernel_of(make(plans))).source, kernel)
+    turns = body[body.index("while ") :]
+    assert "tl.load(ready_sent" not in turns
+    assert "tl.load(ready_seen" not in turns
+    # No loop over ranks, whose remainders are divisions.
+    assert body.count("while ") == 1
+    assert "_mod(" not in turns
+    assert "tl.range(" not in turns
+
+
+@pytest.mark.parametrize("name", PUSHED)
+def test_long_rows_taken_in_turns_have_half_of_the_warps_and_twice_the_registers(plans, name):
+    made = emit_kernel(kernel_of(PUSHED[name][0](plans)))
+    assert (made.num_warps, made.max_registers) == (8, 128)
+    # Two programs on a multiprocessor, as with 16 warps of 64.
+    assert 2 * 32 * made.num_warps * made.max_registers == MULTIPROCESSOR
+
+
+def test_shorter_rows_keep_what_they_had(plans):
+    made = emit_kernel(kernel_of(all_reduce(plans, Algorithm.PUSHED, 4, 4096)))
+    assert (made.num_warps, made.max_registers) == (4, 128)  # four of them on a multiprocessor, as of 8 warps with 64
+    made = emit_kernel(kernel_of(all_reduce(plans, Algorithm.PUSHED, 4, 2048)))
+    assert (made.num_warps, made.max_registers) == (8, 64)
+    filled = emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 1024)))
+    assert (filled.num_warps, filled.max_registers) == (4, None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+@pytest.mark.parametrize("name", PUSHED)
+def test_what_a_program_knows_beside_a_long_row_stays_in_registers(plans, name):
+    binary = compile_kernel(kernel_of(PUSHED[name][0](plans)))
+    assert ".maxnreg 128" in binary.text["ptx"]
+    assert stack_bytes(binary.payload) <= 32
+
+
+def stack_bytes(cubin):
+    """What every thread has of local memory, by the cubin: the section of the function's attributes says the frame."""
+    # EIATTR_FRAME_SIZE (0x11), format 4 (sized), 8 bytes: symbol, size.
+    sizes = [int.from_bytes(m[2], "little") for m in re.finditer(rb"\x04\x11\x08\x00(.{4})(.{4})", cubin, re.DOTALL)]
+    assert sizes, "the cubin names no frame"
+    return max(sizes)
