@@ -89,7 +89,7 @@ def programs() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def _file(path: Path, ranks: int | None) -> Case:
-    small = declared(path)
+    small = declared(path) or {}
     count = small.pop("ranks", None)
     return ProgramCase(path, ranks or count or 2, arguments=small if "CHECK" in path.read_text() else None)
 

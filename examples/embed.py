@@ -105,10 +105,11 @@ class Encoder:
         return weight, pt.asarray(weights[f"{name}.bias"]) if has_bias else None
 
     def record(self, batch, tokens):
-        """The graph for `batch` texts of `tokens` tokens, with its inputs and its output."""
+        """The graph for `batch` texts of `tokens` tokens, with its input and its output."""
         c, rows, own = self.config, batch * tokens, self.heads * self.config.dim
-        ids, at = pt.zeros(rows, pt.i64), pt.asarray(np.tile(np.arange(tokens), batch))
-        lengths, mask = pt.zeros(batch, pt.i64), pt.zeros((batch, tokens), pt.i64)
+        at = pt.asarray(np.tile(np.arange(tokens), batch))
+        given = pt.zeros(2 * rows + batch, pt.i64)  # in one piece, so that one copy brings it
+        ids, mask, lengths = given[:rows], given[rows : 2 * rows].reshape(batch, tokens), given[2 * rows :]
         x, y, part, places = (pt.empty((rows, c.hidden), pt.f32) for _ in range(4))
         packed, context = pt.empty((rows, 3 * own), pt.f32), pt.empty((rows, own), pt.f32)
         wide = pt.empty((rows, self.layers[0]["widen"][0].shape[1]), pt.f32)
@@ -135,7 +136,7 @@ class Encoder:
                 layer_norm(part, *w["left"], residual=y, epsilon=c.epsilon, out=x),
             ]
         ops.append(mean_pool(x.reshape(batch, tokens, c.hidden), mask, out=out))
-        return pt.zip(*ops).graph_on(self.stream), ids, lengths, mask, out
+        return pt.zip(*ops).graph_on(self.stream), given, out
 
     def encode(self, texts):
         """Unit vectors [texts, hidden] of lists of token ids. Collective: every rank gives the same texts."""
@@ -147,9 +148,10 @@ class Encoder:
         key = len(texts), tokens
         if key not in self.steps:
             self.steps[key] = self.record(*key)
-        graph, *inputs, out = self.steps[key]
-        for host, tensor in zip((ids.ravel(), lengths, mask), inputs, strict=True):
-            graph.update(pt.op.copy(host, to=tensor))
+            # A GPU that ranks share loads no kernel while one waits for another rank: all is loaded before any starts.
+            self.comm.group.barrier("recorded")
+        graph, given, out = self.steps[key]
+        graph.update(pt.op.copy(np.concatenate([ids.ravel(), mask.ravel(), lengths]), to=given))
         graph.launch().sync_on(self.stream)
         return out.numpy()
 

@@ -75,6 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpus", type=int, default=None, help="GPUs of a test: each worker takes its own; all by default")
     group.addoption("--outcomes", type=Path, default=None, help="a line for each test that ends, for tools/runs.py")
     group.addoption("--kernel-cache", default=None, help="where binaries are kept, for several runs of one tree")
+    group.addoption("--unseen-first", action="store_true", help="what passed in this device's newest record goes last")
     group.addoption("--seed", type=int, default=None, help="order of the tests and of their random numbers")
     group.addoption("--schedules", type=int, default=0, help="of each case that the checker finds clean, at least")
 
@@ -268,6 +269,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for file in files:
         shuffle.shuffle(by_file[file])
     items[:] = [item for file in files for item in by_file[file]]
+    if config.option.unseen_first:
+        items[:] = unseen_first(items, config)
+
+
+def unseen_first(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """A run that is cut off has then shown what no run has shown before. Each worker of pytest-xdist begins with a
+    piece of the list, so new tests are dealt out over the pieces."""
+    from tools.runs import recorded
+
+    _, passed = recorded().get(config.option.device, ("", set()))
+    names = {item: (item.nodeid.partition("::")[0], item.name.partition("[")[0]) for item in items}
+    by_turn = sorted(items, key=lambda item: names[item] in passed)
+    pieces = int(config.workerinput["workercount"]) if is_worker(config) else 1
+    return [item for piece in range(pieces) for item in by_turn[pieces - 1 - piece :: pieces]]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,11 +1,12 @@
 """Runs of the suite on a device that CI does not have: which tests passed there, kept beside the benchmarks' records.
 
+    python tools/runs.py --device cuda --name cuda-suite-h200 --facts FOLDER/facts.json FOLDER/suite.outcomes …
     python tools/runs.py --device cuda --name cuda-suite-h200x2 --gpu "NVIDIA H200" --gpu "NVIDIA H200" one two …
 
 takes what `pytest --outcomes FILE` wrote, of one tree, to `benchmarks/records/<date>-<name>.json`. Such a record has,
-beside what every record has, the object `suite`: `device`, and `passed`, by file the tests of which every case that ran
-passed in every run. docs/features.md reads it: a test that claims a row on cpu and passed on another device unchanged
-claims the row there too.
+beside what every record has (`--facts` names a file of it: benchmarks/device/all.py writes one), the object `suite`:
+`device`, and `passed`, by file the tests of which every case that ran passed in every run. docs/features.md reads it: a
+test that claims a row on cpu and passed on another device unchanged claims the row there too.
 """
 
 from __future__ import annotations
@@ -87,24 +88,29 @@ def main() -> int:
     parser.add_argument("outcomes", type=Path, nargs="+", help="what pytest --outcomes wrote")
     parser.add_argument("--device", required=True)
     parser.add_argument("--name", required=True, help="of the record, without the date")
-    parser.add_argument("--date", required=True, help="start of the run, ISO 8601 with time zone")
-    parser.add_argument("--command", required=True, help="what was typed, for each of the files")
+    parser.add_argument("--facts", type=Path, help="date, command, machine and versions, as JSON; options win")
+    parser.add_argument("--date", help="start of the run, ISO 8601 with time zone")
+    parser.add_argument("--command", help="what was typed, for each of the files")
     parser.add_argument("--gpu", action="append", default=[], help="of the machine, once for each")
-    parser.add_argument("--cpu", default="x86-64")
+    parser.add_argument("--cpu", default="")
     parser.add_argument("--cores", type=int, default=0)
     parser.add_argument("--version", action="append", default=[], metavar="NAME=VERSION")
+    parser.add_argument("--figure", action="append", default=[], metavar="NAME=COUNT", help="counted beside the suite")
     parser.add_argument("--notes", default="")
     given = parser.parse_args()
-    facts: dict[str, Any] = {
-        "date": given.date,
-        "command": given.command,
-        "machine": {"cpu": given.cpu, "cores": given.cores, "gpus": given.gpu, "os": "Linux"},
-        "versions": dict(text.split("=", 1) for text in given.version),
-    }
-    if given.notes:
-        facts["notes"] = given.notes
-    path = RECORDS / f"{given.date[:10]}-{given.name}.json"
+    told = {"cpu": given.cpu, "cores": given.cores, "gpus": given.gpu}
+    versions = dict(text.split("=", 1) for text in given.version)
+    facts: dict[str, Any] = json.loads(given.facts.read_text()) if given.facts is not None else {}
+    facts |= {name: value for name in ("date", "command", "notes") if (value := getattr(given, name))}
+    known = {"cpu": "x86-64", "os": "Linux"} | facts.get("machine", {})
+    facts["machine"] = known | {name: value for name, value in told.items() if value}
+    facts["versions"] = facts.get("versions", {}) | versions
+    if missing := {"date", "command"} - facts.keys():
+        parser.error(f"expected {' and '.join(sorted(missing))}, given or among the facts")
+    path = RECORDS / f"{facts['date'][:10]}-{given.name}.json"
     made = record(given.device, given.outcomes, facts)
+    counted = (text.rsplit("=", 1) for text in given.figure)
+    made["figures"] += [{"name": n, "unit": "count", "median": int(count), "repetitions": 1} for n, count in counted]
     path.write_text(json.dumps(made, indent=1) + "\n")
     for figure in made["figures"]:
         print(f"{figure['name']}: {figure['median']}")

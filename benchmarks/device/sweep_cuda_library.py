@@ -2,7 +2,8 @@
 
     PYTHONPATH=src:. python3 benchmarks/device/sweep_cuda_library.py [--ranks N] [--limit S] [--out FILE] [SECTION ...]
 
-One GPU: attention (beside the fastest of torch's backends), skinny (beside cuBLAS), norms (beside torch.compile).
+One GPU: attention (beside the fastest of torch's backends), skinny and squares (beside cuBLAS), norms (beside
+torch.compile).
 Two (`--ranks 2`): reduce (beside cuBLAS + NCCL, and cuBLAS alone). Each way is built, checked against float64 with
 outputs full of NaN, and timed in turns with the others, as in bench_cuda_library.py, whose options these are. Prints a
 JSON line for each way, and at the end of a section a table: microseconds, and times as fast as the peer.
@@ -27,7 +28,7 @@ import bench_cuda_library as bench
 import peertile as pt
 import peertile.language as T
 from peertile.library import attention as heads
-from peertile.library import attention_kernels, gemm, layers
+from peertile.library import attention_kernels, gemm, layer_kernels, layers
 from peertile.library.products import matmul
 
 Bench, Json, Call, SHRINK, PLACE = bench.Bench, bench.Json, bench.Call, bench.SHRINK, bench.PLACE
@@ -88,17 +89,69 @@ FOUR, EIGHT = {"num_warps": 4}, {"num_warps": 8}
 DIVIDED = {**FOUR, "specialize": True}
 """Of the groups of warps that share a loop one loads and two multiply, so that weights are formed meanwhile."""
 ATTENTION: dict[str, Json] = {
-    "128 x 128, 2 buffers, divided": {"rows": 128, "keys": 128, "stages": 2, "options": DIVIDED},
-    "128 x 64, 3 buffers, divided": {"rows": 128, "keys": 64, "stages": 3, "options": DIVIDED},
-    "128 x 64, 2 buffers, divided": {"rows": 128, "keys": 64, "stages": 2, "options": DIVIDED},
-    "128 x 32, 4 buffers, divided": {"rows": 128, "keys": 32, "stages": 4, "options": DIVIDED},
-    "128 x 128, 2 buffers, one loop": {"rows": 128, "keys": 128, "stages": 2, "options": EIGHT},
-    "128 x 64, 3 buffers, one loop": {"rows": 128, "keys": 64, "stages": 3, "options": EIGHT},
-    "64 x 64, 2 buffers, one loop": {"rows": 64, "keys": 64, "stages": 2, "options": FOUR, "bulk": 2048},
-    "64 x 64, 3 buffers, one loop": {"rows": 64, "keys": 64, "stages": 3, "options": FOUR, "bulk": 2048},
+    "flat 128 x 128, 2 buffers, divided": {"rows": 128, "keys": 128, "stages": 2, "options": DIVIDED},
+    "flat 128 x 64, 3 buffers, divided": {"rows": 128, "keys": 64, "stages": 3, "options": DIVIDED},
+    "flat 128 x 64, 4 buffers, divided": {"rows": 128, "keys": 64, "stages": 4, "options": DIVIDED},
+    "diagonal 128 x 128, 2 buffers": {"rows": 128, "keys": 128, "stages": 2, "options": EIGHT},
+    "diagonal 128 x 64, 3 buffers": {"rows": 128, "keys": 64, "stages": 3, "options": EIGHT},
+    "two loops 128 x 128, 2 buffers": {"rows": 128, "keys": 128, "stages": 2, "options": EIGHT},
+    "flat 128 x 128, 2 buffers, one loop": {"rows": 128, "keys": 128, "stages": 2, "options": EIGHT},
+    "flat 128 x 128, 2 buffers, divided, in turn": {
+        "rows": 128, "keys": 128, "stages": 2, "options": DIVIDED, "in turn": True
+    },
+    "flat 128 x 64, 3 buffers, divided, in turn": {
+        "rows": 128, "keys": 64, "stages": 3, "options": DIVIDED, "in turn": True
+    },
 }  # fmt: skip
-"""Of `attend_flat`: rows, keys and buffers of a program, what it is compiled with, and from which product on there are
-bulk copies."""
+"""The kernel (`attend_flat`, `attend_diagonal` below, `attend`), rows, keys and buffers of a program, and what it is
+compiled with; in turn: by as many programs as are resident."""
+
+
+@pt.kernel
+def attend_diagonal(
+    o: T.Exclusive, q: T.Shared, k: T.Shared, v: T.Shared, scale: T.f32, BK: T.Const[int], CAUSAL: T.Const[bool],
+    STAGES: T.Const[int] = 2,
+) -> None:  # fmt: skip
+    """As attend_flat for as many keys as queries: blocks at the diagonal come first, and the loop compares nothing."""
+    BQ, D = o.tile_shape[0], o.tile_shape[2]
+    for tile in o.tiles(down=True):
+        i, h, _ = tile.index
+        head = T.minimum(h, T.maximum(q.num_tiles((1, BQ, D))[0] - 1, 0))
+        group = T.minimum(h // (q.shape[0] // k.shape[0]), T.maximum(k.num_tiles((1, BK, D))[0] - 1, 0))
+        group = T.minimum(group, T.maximum(v.num_tiles((1, BK, D))[0] - 1, 0))
+        query = T.reshape(q.load((head, i, 0), (1, BQ, D)), (BQ, D))
+        best = T.full((BQ, 1), float("-inf"), T.f32)
+        norm = T.zeros((BQ, 1), T.f32)
+        acc = T.zeros((BQ, D), T.f32)
+        last = k.num_tiles((1, BK, D))[1] - 1
+        for n in T.static_range(BQ // BK):
+            j = T.minimum(i * (BQ // BK) + n, last)
+            score = T.mma(query, T.transpose(T.reshape(k.load((group, j, 0), (1, BK, D)), (BK, D))))
+            seen = n * BK + T.iota(BK, T.i32)[None, :] <= T.iota(BQ, T.i32)[:, None]
+            value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
+            best, norm, acc = _with_block(T.where(seen, score, float("-inf")), value, scale, best, norm, acc)
+        for j in T.range(T.minimum(i * (BQ // BK), last), stages=STAGES):
+            score = T.mma(query, T.transpose(T.reshape(k.load((group, j, 0), (1, BK, D)), (BK, D))))
+            value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
+            best, norm, acc = _with_block(score, value, scale, best, norm, acc)
+        out = acc * (1.0 / norm)
+        tile.store(out.astype(o.dtype)[:, None, :])
+
+
+def _with_block(
+    score: T.Tile, value: T.Tile, scale: T.Tile, best: T.Tile, norm: T.Tile, acc: T.Tile
+) -> tuple[T.Tile, T.Tile, T.Tile]:
+    """What is kept of queries that each have seen a key before or do so now, and a block more."""
+    peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
+    weight = attention_kernels.power(T.fma(score, scale, -peak))
+    kept = T.exp2(best - peak)
+    norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
+    return peak, norm, T.mma(weight.astype(value.dtype), value, acc * kept)
+
+
+KERNELS = {"flat": attention_kernels.attend_flat, "diagonal": attend_diagonal, "two loops": attention_kernels.attend}
+MADE: dict[str, Any] = {}
+"""A kernel for each way, compiled once."""
 
 
 def attention(b: Bench) -> None:
@@ -140,20 +193,27 @@ def _attention(b: Bench, number: int, tokens: int, dim: int) -> None:
             found["TFLOP/s"] = round(flops / us["peertile"] / 1e6)
         return found
 
-    def of(way: Json) -> Json:
-        attend = pt.kernel(attention_kernels.attend_flat.fn)
+    def of(name: str, way: Json) -> Json:
+        which = next(key for key in KERNELS if name.startswith(key))
+        attend = MADE.setdefault(name, pt.kernel(KERNELS[which].fn))
+        sizes = {"BK": way["keys"], "STAGES": way["stages"], "CAUSAL": True}
 
         def op(k: int) -> Any:
+            if which == "two loops":
+                part = own[k][3].permute(2, 0, 1, 3).partition((way["rows"], 1, 1, None))
+                return attend(part, *own[k][:3], own[k][0], scale, BOUNDED=False, NEGATED=False, **sizes)
             part = flat[k][3].permute(1, 0, 2).partition((way["rows"], 1, None))
-            return attend(part, *flat[k][:3], scale, BK=way["keys"], CAUSAL=True, STAGES=way["stages"])
+            if way.get("in turn"):
+                part = part.persistent(programs=b.device.persistent_programs)
+            return attend(part, *flat[k][:3], scale, **sizes)
 
-        with _compiled(way["options"]), bench.bulk_from(way.get("bulk", 128 * 128)):
+        with _compiled(way["options"]):
             return run(op)
 
     ways: dict[str, Callable[[], Json]] = {
         "what is chosen": lambda: run(lambda k: heads.attention(*own[k][:3], causal=True, out=own[k][3]))
     }
-    ways |= {name: lambda way=way: of(way) for name, way in ATTENTION.items()}  # type: ignore[misc]
+    ways |= {name: lambda n=name, w=way: of(n, w) for name, way in ATTENTION.items()}  # type: ignore[misc]
     kernel = importlib.import_module("torch.nn.attention")
 
     def theirs(which: str) -> Any:
@@ -163,7 +223,8 @@ def _attention(b: Bench, number: int, tokens: int, dim: int) -> None:
 
         return b.graph_of_theirs([lambda s=s: call(s) for s in sets], calls)
 
-    peers = {which: lambda w=which: theirs(w) for which in ("CUDNN_ATTENTION", "FLASH_ATTENTION")}  # type: ignore[misc]
+    backends = ("CUDNN_ATTENTION", "FLASH_ATTENTION") if PLACE == "cuda" else ()
+    peers = {which: lambda w=which: theirs(w) for which in backends}  # type: ignore[misc]
     sweep(b, "attention", f"causal bf16 1x{number}x{tokens}x{dim}", ways, peers)
 
 
@@ -173,14 +234,29 @@ SKINNY: dict[str, Json] = {
     "128 x 128 x 64, 4 buffers, divided": {"tile": (128, 128), "inner": 64, "stages": 4, "options": DIVIDED},
     "128 x 128 x 64, 5 buffers, divided": {"tile": (128, 128), "inner": 64, "stages": 5, "options": DIVIDED},
     "128 x 128 x 128, 3 buffers, divided": {"tile": (128, 128), "inner": 128, "stages": 3, "options": DIVIDED},
+    "128 x 128 x 64, 5 buffers, 4 warps": {"tile": (128, 128), "inner": 64, "stages": 5, "options": FOUR},
+    "the same, plain stores": {"tile": (128, 128), "inner": 64, "stages": 5, "options": FOUR, "bulk": "ab"},
+    "the same, bulk copies of b alone": {"tile": (128, 128), "inner": 64, "stages": 5, "options": FOUR, "bulk": "b"},
+    "128 x 128 x 64, 5 buffers, 8 warps": {"tile": (128, 128), "inner": 64, "stages": 5, "options": EIGHT},
+    "so, plain stores": {"tile": (128, 128), "inner": 64, "stages": 5, "options": EIGHT, "bulk": "ab"},
     "128 x 128 x 64, 6 buffers, 4 warps": {"tile": (128, 128), "inner": 64, "stages": 6, "options": FOUR},
     "128 x 128 x 64, 6 buffers, 8 warps": {"tile": (128, 128), "inner": 64, "stages": 6, "options": EIGHT},
-    "128 x 128 x 32, 7 buffers, 4 warps": {"tile": (128, 128), "inner": 32, "stages": 7, "options": FOUR},
-    "256 x 64 x 64, 5 buffers, 4 warps": {"tile": (256, 64), "inner": 64, "stages": 5, "options": FOUR},
-    "256 x 64 x 128, 2 buffers, 4 warps": {"tile": (256, 64), "inner": 128, "stages": 2, "options": FOUR},
-    "256 x 64 x 32, 8 buffers, 4 warps": {"tile": (256, 64), "inner": 32, "stages": 8, "options": FOUR},
+    "256 x 64 x 64, 5 buffers, 4 warps": {"tile": (256, 64), "inner": 64, "stages": 5, "options": FOUR, "bulk": "ab"},
 }  # fmt: skip
-"""Of `gemm`, a program for each tile. Two rows of tiles read b twice, the second time from a cache."""
+"""Of `gemm`, a program for each tile. Two rows of tiles read b twice, the second time from a cache. `bulk` names the
+factors with bulk copies: each takes a descriptor that every program makes before it begins."""
+
+
+@contextlib.contextmanager
+def bulk_copies_of(names: str) -> Iterator[None]:
+    """Kernels that are compiled within the context have bulk copies of these parameters alone."""
+    memory: Any = importlib.import_module("peertile.backends.cuda.memory")
+    found = memory._bulk_axes
+    memory._bulk_axes = lambda view, *rest: found(view, *rest) if view.hint in tuple(names) else None
+    try:
+        yield
+    finally:
+        memory._bulk_axes = found
 
 
 def skinny(b: Bench) -> None:
@@ -201,13 +277,58 @@ def skinny(b: Bench) -> None:
 
     def of(way: Json) -> Json:
         made = pt.kernel(gemm.gemm.fn)
-        with _compiled(way["options"]):
+        with _compiled(way["options"]), bulk_copies_of(way.get("bulk", "abc")):
             return run(lambda w: made(out.partition(way["tile"]), own, w, BK=way["inner"], STAGES=way["stages"]))
 
     ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda w: matmul(own, w, out))}
     ways |= {name: lambda way=way: of(way) for name, way in SKINNY.items()}  # type: ignore[misc]
     peers = {"cuBLAS": lambda: b.graph_of_theirs([lambda w=w: b.torch.matmul(a, w, out=other) for w in ws], calls)}
     sweep(b, "skinny", f"bf16 {m}x{n}x{k}", ways, peers)
+
+
+# ---------------------------------------------------------------- square products
+
+SQUARES: dict[str, Json] = {
+    "128 x 256 x 64, 3 buffers, divided": {"tile": (128, 256), "inner": 64, "stages": 3},
+    "128 x 256 x 32, 6 buffers, divided": {"tile": (128, 256), "inner": 32, "stages": 6},
+    "128 x 256 x 64, 3 buffers, divided, columns of 16": {
+        "tile": (128, 256), "inner": 64, "stages": 3, "swizzle": 16
+    },
+}  # fmt: skip
+"""Of `gemm_persistent`, whose loops stay two then: one group loads for the next tile while two store this one."""
+
+
+def squares(b: Bench) -> None:
+    for n in (4096 // SHRINK, 8192 // SHRINK, 16384 // SHRINK**2):
+        _square(b, n)
+
+
+def _square(b: Bench, n: int) -> None:
+    a, ws = b.randn(n, n), [b.randn(n, n) for _ in range(2)]
+    z, other = b.poisoned(n, n), b.poisoned(n, n)
+    own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
+    some = slice(n - min(n, 300), n)
+    want = a[some].double() @ ws[0].double()
+    calls = max(2, int(8000 / (2 * n**3 / 7e8))) if SHRINK == 1 else 1
+
+    def run(op: Callable[[Any], Any]) -> Json:
+        z.fill_(math.nan)
+        b.settle()
+        op(factors[0]).sync()
+        wrong = math.nan if bool(b.torch.isnan(z).any()) else b.error(z[some], want)
+        us = b.compare({"peertile": lambda: b.graph_of_ours([lambda w=w: op(w) for w in factors], calls)})
+        return {"us": us, "relative_error": wrong}
+
+    def of(name: str, way: Json) -> Json:
+        made = MADE.setdefault(f"square {name}", pt.kernel(gemm.gemm_persistent.fn))
+        part = out.partition(way["tile"]).persistent(swizzle=way.get("swizzle", 8))
+        with _compiled({**DIVIDED, "flatten": False}):
+            return run(lambda w: made(part, own, w, BK=way["inner"], STAGES=way["stages"]))
+
+    ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda w: matmul(own, w, out))}
+    ways |= {name: lambda n=name, w=way: of(n, w) for name, way in SQUARES.items()}  # type: ignore[misc]
+    peers = {"cuBLAS": lambda: b.graph_of_theirs([lambda w=w: b.torch.matmul(a, w, out=other) for w in ws], calls)}
+    sweep(b, "squares", f"bf16 {n}^3", ways, peers)
 
 
 # ---------------------------------------------------------------- norms of wide rows
@@ -247,9 +368,14 @@ def norm_in_parts(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, B
     z.store((row * factor * gain.load((0,), (W,)).astype(T.f32)).astype(z.dtype))
 
 
-IN_TURN = ((16, 1, None, False), (16, 1, None, True), (32, 1, None, True))
+WHOLE = ((8, None), (16, None))
+"""Warps, registers of a thread at most, of rows that are held whole."""
+IN_TURN = ((16, 1, None, False), (16, 1, None, True))
 """Warps, programs on a multiprocessor, registers of a thread at most, whether the next row is under way."""
-IN_PARTS = ((16, 4096, None), (16, 4096, 32), (16, 8192, None), (8, 2048, None))
+IN_PARTS = (
+    (16, 4096, None), (16, 4096, 32), (16, 8192, None), (8, 2048, None), (8, 4096, None), (4, 2048, None),
+    (4, 4096, None),
+)  # fmt: skip
 """Warps, elements of a part, registers of a thread at most. These are what bounds how many programs a multiprocessor
 has, and so how many bytes are under way: 2 of 16 warps where a row is held whole, 3 in parts of 4096, 4 at 32."""
 
@@ -285,7 +411,16 @@ def _norms(b: Bench, rows: int, width: int) -> None:
         with _compiled(options):
             return run(lambda x, z: made(cut(z.partition((1, None))), x, own, 1e-6, **consts))
 
+    def whole(options: Json) -> Json:
+        made = pt.kernel(layer_kernels.rms_norm.fn)
+        with _compiled(options):
+            return run(lambda x, z: made(z.partition((1, None)), x, x, own, 1e-6, ADDED=False))
+
     ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda x, z: layers.rms_norm(x, own, out=z))}
+    for warps, most in WHOLE:
+        ways[f"whole, {warps} warps of {most or 'any'} registers"] = lambda w=warps, r=most: whole(  # type: ignore[misc]
+            {"num_warps": w, "max_registers": r}
+        )
     for warps, crowd, most, is_ahead in IN_TURN:
         name = f"in turn, {warps} warps of {most or 'any'} registers, {crowd} programs a multiprocessor"
         ways[name + (", one row ahead" if is_ahead else "")] = lambda w=warps, c=crowd, r=most, a=is_ahead: of(  # type: ignore[misc]
@@ -364,9 +499,9 @@ def _reduce(b: Bench, m: int, n: int, k: int) -> None:
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    "attention": attention, "skinny": skinny, "norms": norms, "reduce": reduce,
+    "attention": attention, "skinny": skinny, "squares": squares, "norms": norms, "reduce": reduce,
 }  # fmt: skip
-bench.SECTIONS, bench.ALONE, bench.TOGETHER = SECTIONS, ["attention", "skinny", "norms"], ["reduce"]
+bench.SECTIONS, bench.ALONE, bench.TOGETHER = SECTIONS, ["attention", "skinny", "squares", "norms"], ["reduce"]
 
 if __name__ == "__main__":
     bench.main(sys.argv[1:])

@@ -109,6 +109,10 @@ class KernelFunction:
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
 
+    def __reduce__(self) -> str:
+        """By name, as functions are pickled and copied."""
+        return self.fn.__qualname__
+
     def __call__(self, *args: Any, **kwargs: Any) -> LaunchOp:
         key = None
         if self._known is not None:

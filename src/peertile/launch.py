@@ -586,7 +586,7 @@ def _explain_alone(
         what = (place.what if place is not None else "") or "a word"
         return WaitTimeout(
             f"wait for {what}, slot {record.slot}: nothing came within {config().wait_timeout_s:g} s; "
-            f"expected {record.limit}, last seen {record.got}",
+            f"expected {record.limit}, last seen {record.got}{record.note and '; ' + record.note}",
             op=op,
             place=where,
             slot=record.slot,

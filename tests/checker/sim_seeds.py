@@ -15,7 +15,7 @@ RACY = Path(__file__).parents[2] / "examples" / "racy"
 
 def example(name: str) -> Case:
     path = RACY / f"{name}.py"
-    small = declared(path)
+    small = declared(path) or {}
     return ProgramCase(path, small.pop("ranks", 2), arguments=small)
 
 

@@ -2,6 +2,8 @@
 machine; and what a loop cannot do there is refused with its line."""
 
 import asyncio
+import contextlib
+import os
 import queue
 import random
 import signal
@@ -377,12 +379,26 @@ def test_a_socket_is_refused_with_its_line() -> None:
     )
 
 
-def test_ctrl_c_ends_the_check() -> None:
+def test_ctrl_c_ends_the_check_though_the_program_catches_it() -> None:
+    send = os.kill  # the real one: of a rank it would be its own
+
+    def main(group) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            send(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        check(main, 1, schedules=1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_the_program_raises_is_an_error_of_its_rank() -> None:
     def main(group) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        check(main, 1, schedules=1)
+    (verdict,) = check(main, 1, schedules=1).verdicts
+    assert verdict.headline == "host: rank 0 raised KeyboardInterrupt"
 
 
 # ---------------------------------------------------------------- the example

@@ -168,10 +168,12 @@ def test_a_launch_that_returns_late_blocks_the_one_that_would_end_it() -> None:
         "deadlock: 2 agents wait and nobody is left who could let them go on\n"
         "  the host thread of rank 0 waits for its launch of wait_for on stream 1 of rank 0, which returns when the "
         "kernel has ended\n"
+        f"    at {line(overlapping, 'first = ')}\n"
         "  program 0 of wait_for on rank 0 waits for word[0] on rank 0 eq 1; last saw 0, nobody has written it\n"
         f"      {where} in wait_for\n"
         "        T.wait_eq(word.local, T.i32(1), index=(0,))\n"
         "        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+        f"    launched at {line(overlapping, 'first = ')}\n"
         "  replay: --seed 0 or --choices z0"
     )
 
@@ -344,14 +346,6 @@ def breaks(x: T.Peer, word: T.Peer):
     x.local.store((p,), T.full((4,), 1.0, T.f32))
 
 
-class _Heard(ProgramCase):
-    """Faults are told to the host, as a device does, and end no run."""
-
-    def _build(self, machine):
-        machine.ends_at_faults = False
-        super()._build(machine)
-
-
 def test_a_launch_with_a_fault_is_over_when_all_of_its_programs_are() -> None:
     def main(group) -> None:
         with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:
@@ -361,5 +355,5 @@ def test_a_launch_with_a_fault_is_over_when_all_of_its_programs_are() -> None:
             x.copy_from(np.zeros(16, np.float32))
             group.recover()
 
-    report = explore(_Heard(main, 1), 30)
+    report = explore(ProgramCase(main, 1, follow_faults=True), 30)
     assert report.clean, str(report.verdicts[0])

@@ -26,3 +26,17 @@ def test_a_wrong_argument_is_refused(call, text):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value) == text
+
+
+def test_texts_are_shown_as_they_are(capsys):
+    pt.report("a [/b]", {"x [1, 2]": "[red] :x: [/y]"})
+    title, _, row, _ = capsys.readouterr().out.splitlines()
+    assert (title.strip(), row) == ("a [/b]", "│ x [1, 2] │ [red] :x: [/y] │")
+
+
+def test_a_bar_shows_texts_as_they_are(capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with pt.progress(pt.init(), "a [/b]", 1) as bar:
+        bar(1, "[/c]")
+    assert "1/1 [/c]" in capsys.readouterr().out

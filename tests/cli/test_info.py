@@ -32,6 +32,14 @@ def test_tables_name_what_works_and_why_not():
     assert all(variable.name in out for variable in VARIABLES)
 
 
+def test_tables_show_brackets(monkeypatch):
+    found = info.collect()
+    found["probes"] = [{"name": "a [/b]", "works": False, "why": "pip install 'peertile[cuda]'"}]
+    monkeypatch.setattr(info, "collect", lambda: found)
+    out = CliRunner().invoke(app, ["info"], env={"COLUMNS": "200"}).stdout
+    assert "│ a [/b] │ no    │ pip install 'peertile[cuda]' │" in out
+
+
 @pytest.mark.cuda
 @pytest.mark.feature("D6", "cuda")
 def test_of_gpus_it_names_each_and_how_memory_gets_from_one_to_another():

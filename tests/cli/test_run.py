@@ -84,6 +84,13 @@ def test_the_ranks_that_failed_are_shown_the_first_one_first(write):
 
 
 @pytest.mark.slow
+def test_brackets_and_colons_of_a_cause_are_no_markup(write):
+    status, _, err = peertile("run", write(FAILS.replace("bad input", "[4] [/red] :x:")), "--ranks", "2")
+    assert status == 1
+    assert "│    1 │      1 │ ValueError: [4] [/red] :x: (first)" in err
+
+
+@pytest.mark.slow
 def test_json_is_all_that_is_on_standard_output(write):
     status, out, err = peertile("run", write("print('text')\n" + FAILS), "--ranks", "2", "--json")
     assert status == 1

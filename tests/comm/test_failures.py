@@ -5,6 +5,7 @@ Programs are started as `launch` and a stand-in for torchrun do it. Every wait h
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -636,3 +637,17 @@ if {order!r} == "collect":
     )
     for status, out, err in ends(torchrun(path, 2, free_port())):
         assert (status, out, err) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.feature("D1", "cpu")
+def test_a_program_that_spawns_wherever_it_is_imported_does_not_start_ranks_without_an_end(tmp_path):
+    path = write(tmp_path, "def main(group):\n    pass\n\nspawn(main, 2)\n")
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(
+        r"peertile\.errors\.PeerFailed: rank [01] failed: UsageError: spawn: called while a rank imports the program "
+        r"that has spawned it; call it under `if __name__ == \"__main__\":`",
+        last,
+    ), ended.stderr

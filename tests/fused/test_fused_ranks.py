@@ -104,11 +104,12 @@ def test_heads_share_keys_and_have_any_width(heads, groups, dim, causal, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.gpus(3)
+@pytest.mark.gpus("ranks")
 @pytest.mark.feature("A3", "cpu")
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("count", "top_k"), [(5, 1), (5, 4), (5, 3)])
-def test_experts_take_any_number_of_choices(count, top_k, seed):
-    spawned(programs.experts, 3, (40, 0, 133), count, 700, top_k, seed=seed)
+def test_experts_take_any_number_of_choices(count, top_k, ranks, seed):
+    spawned(programs.experts, ranks, (40, 0, 133), count, 700, top_k, seed=seed)
 
 
 @pytest.mark.slow

@@ -65,6 +65,41 @@ def test_programs_with_a_tile_each_may_take_them_from_the_last_on():
 
 
 @pt.kernel
+def evenly(z: T.Exclusive, DOWN: T.Const[bool]):
+    for tile in z.tiles(down=DOWN, even=True):
+        tile.store(T.full(tile.tile_shape, T.program_id(0), T.i64))
+
+
+@pytest.mark.any_device
+@pytest.mark.feature("K3", "cpu")
+@pytest.mark.parametrize(("programs", "spare"), [(1, 0), (4, 0), (7, 3)])
+@pytest.mark.parametrize("count", [0, 4, 27])
+@pytest.mark.parametrize("down", [False, True])
+def test_every_other_round_before_the_last_is_dealt_the_other_way_round(programs, spare, count, down):
+    z = pt.full((count,), -1, pt.i64)
+    evenly(z.partition(1).persistent(programs=programs, spare=spare), DOWN=down).sync()
+    width = programs - spare
+    rounds = [np.arange(min(width, count - first)) for first in range(0, count, width)]
+    dealt = [row if k % 2 == 0 else row[::-1] for k, row in enumerate(reversed(rounds))][::-1]
+    expected = spare + np.concatenate([np.zeros(0, np.int64), *dealt])
+    assert np.array_equal(z.numpy(), expected[::-1] if down else expected)
+
+
+@pytest.mark.any_device
+def test_even_rounds_change_nothing_for_programs_with_one_tile_each():
+    z = pt.full((5,), -1, pt.i64)
+    evenly(z.partition(1), DOWN=False).sync()
+    assert z.numpy().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rounds_of_tiles_that_take_longer_and_longer_come_out_even():
+    z = pt.zeros((512,), pt.i64)
+    evenly(z.partition(1).persistent(programs=132), DOWN=True).sync()
+    taken = np.bincount(z.numpy(), np.arange(512) // 16 + 1, 132)  # what causal attention of 16 heads takes
+    assert set(taken.tolist()) == {64}
+
+
+@pt.kernel
 def dealt_one(z: T.Exclusive):
     for tile in z.tiles(dealt=1):
         tile.store(tile.load())

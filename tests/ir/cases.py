@@ -65,7 +65,7 @@ CASES: dict[str, str] = {
     "scatter": "scatter(%y, %t, %n, axis=0)",
     "tile_load": "%r = tile_load(%y, %i, order=Order.acquire, scope=Scope.device) : f32[4]",
     "tile_store": "tile_store(%y, %t, %i, scope=Scope.system)",
-    "async_store": "%r = async_store(%y, %t, %i) : transfer",
+    "async_store": "%r = async_store(%y, %t, %i, copies=true) : transfer",
     "wait_transfer": "%r = async_store(%y, %t, %i) : transfer\nwait_transfer(%r)\nwait_transfer()",
     "wait_any": "%v = const(value=3) : u64\n"
     '%r = wait_any(%w, %v, %i, %w, %v, %one, cmp=Cmp.at_least, scope=Scope.device, what="w") : i64',
@@ -83,7 +83,7 @@ CASES: dict[str, str] = {
     "suspend": "suspend()\nsuspend(continues=true)",
     "check": 'check(%c, %i, %one, kind=CheckKind.bounds, message="too\\nfar")',
     "print": 'print(%t, %i, prefix="t")',
-    "for": "%r = for(%one, %i, %one, %t, stages=3) : f32[4] (%k: i64, %a: f32[4]) {\n  continue(%a)\n}",
+    "for": "%r = for(%one, %i, %one, %t, stages=3, divided=true) : f32[4] (%k: i64, %a: f32[4]) {\n  continue(%a)\n}",
     "loop": "%r = loop(%i) : f32 (%k: i64) {\n  break(%f)\n}",
     "if": "%r, %r1 = if(%c) : i64, f32 {\n  yield(%i, %f)\n} else {\n  return()\n}",
     "yield": "if(%c) {\n  yield()\n} else {\n  yield()\n}",

@@ -188,6 +188,8 @@ def narrow(z: T.Exclusive, by: T.bf16):
         case(lambda z, x: pt.empty((1, 2, 3, 4, 5), pt.f32), "shape: expected 1 to 4 axes, got 5 in (1, 2, 3, 4, 5); reshape it first"),
         case(lambda z, x: x.reshape(5), "reshape: expected 16 elements, got 5 in (5,)"),
         case(lambda z, x: x[::-1], "index: expected a step >= 1 on axis 0, got -1"),
+        case(lambda z, x: x[::0], "index: expected a slice of integers with a step >= 1 on axis 0, got slice(None, None, 0)"),
+        case(lambda z, x: x["a":], "index: expected a slice of integers with a step >= 1 on axis 0, got slice('a', None, None)"),
         case(lambda z, x: x.copy_from(np.ones(3)), "copy_from: expected shape (16,), got (3,)"),
     ],
 )  # fmt: skip

@@ -7,8 +7,10 @@ import pytest
 from tests.frontend.helpers import refuses
 from tests.kernel.values import Faulted, each_dtype, run_both
 
+import peertile as pt
 import peertile.language as T
 from peertile.dtypes import ALL_DTYPES
+from peertile.errors import OutOfBounds
 
 pytestmark = pytest.mark.any_device
 
@@ -84,13 +86,44 @@ def test_an_index_of_a_piece_out_of_range_is_a_fault():
     for fn, good, bad, message in (
         (cut, 3, 4, "T.extract: index 0 out of range"),
         (cut, 0, -1, "T.extract: index 0 out of range"),
-        (gathered, 12, 13, "T.take: an index is not in 0 … 15"),
-        (gathered, 0, -1, "T.take: an index is not in 0 … 15"),
+        (gathered, 12, 13, "T.take: index out of range"),
+        (gathered, 0, -1, "T.take: index out of range"),
     ):
         run_both(fn, x, good, z)
         with pytest.raises(Faulted) as caught:
             run_both(fn, x, bad, z)
         assert str(caught.value) == message
+
+
+@pt.kernel
+def gathers_wide(z: T.Exclusive, x: T.Shared, places: T.Shared):
+    z.store(T.take(x.load((0,), (512,)), places.load_like(z)))
+
+
+@pytest.mark.feature("K6", "cpu")
+@pytest.mark.parametrize(
+    ("d", "bad", "got"),
+    [
+        *[(d, d.max, d.max) for d in (T.i16, T.u16, T.i32, T.u32, T.i64)],
+        *[(d, -2, -2) for d in (T.i8, T.i16, T.i32, T.i64)],
+        (T.u64, 512, 512),
+        (T.i64, 1 << 32, 1 << 32),
+    ],
+    ids=str,
+)
+def test_a_place_of_take_out_of_range_is_told_with_the_extent(d, bad, got):
+    x, z, places = pt.asarray(np.arange(512, dtype=np.float32)), pt.empty((8,), pt.f32), np.arange(8).astype(d.numpy)
+    places[3] = bad
+    with pytest.raises(OutOfBounds) as caught:
+        gathers_wide(z.partition(8), x, pt.asarray(places)).sync()
+    line = gathers_wide.fn.__code__.co_firstlineno + 2
+    head, _, source = str(caught.value).partition("\n")
+    assert head == f"T.take: index out of range: got {got}, limit 512 (program 0, {__file__}:{line}) in gathers_wide"
+    assert source == (
+        f"  {__file__}:{line} in gathers_wide\n"
+        "    z.store(T.take(x.load((0,), (512,)), places.load_like(z)))\n"
+        "            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
+    )
 
 
 def test_pieces_that_do_not_fit_are_refused():

@@ -80,6 +80,8 @@ def check(embed, ranks, config, weights, batches, bound):
         assert all(np.array_equal(a, b) for a, b in zip(everybody[0], other, strict=True))
 
 
+@pytest.mark.any_device
+@pytest.mark.gpus("ranks")
 @pytest.mark.feature("A5", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

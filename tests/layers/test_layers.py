@@ -8,6 +8,7 @@ import pytest
 from layer_values import DTYPES, cases, close, made, poisoned
 
 import peertile as pt
+from peertile.library import layer_kernels
 from peertile.library.layers import (
     Activation,
     WeightLayout,
@@ -63,7 +64,27 @@ def test_linear_takes_weights_either_way_and_leading_axes(rng, dtype):
     close(linear(x, w.permute(1, 0)).sync(), a @ b.T, dtype)
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 7), (4, 0, 7), (4, 5, 0)], ids=str)
+@pytest.mark.feature("A5", "cpu")
+@pytest.mark.parametrize("layout", WeightLayout, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), cases((1, 1), (5, 3000), (1100, 70)), ids=str)
+def test_one_row_is_multiplied_as_many_are(rng, shape, dtype, layout):
+    k, n = shape
+    (x, a), (w, b) = made(rng, (1, k), dtype), made(rng, (k, n), dtype, k**-0.5)
+    (bias, c), (more, r) = made(rng, (n,), pt.f32), made(rng, (1, n), dtype)
+    weight = w if layout is WeightLayout.IN_OUT else pt.dup(w.permute(1, 0))
+    want = ACTIVATED[Activation.SILU](a @ b + c) + r
+    options = {"activation": Activation.SILU, "residual": more, "layout": layout}
+    close(linear(x, weight, bias, **options).sync(), want, dtype, factor=2)
+    # The kernel that GPUs have for it runs everywhere.
+    out = poisoned((1, n), dtype)
+    turned = weight if layout is WeightLayout.IN_OUT else weight.permute(1, 0)
+    layer_kernels.linear_row(
+        out.partition((1, 16)), x, turned, bias, more, BK=64, STAGES=2, ACTIVATION="silu", BIASED=True, ADDED=True
+    ).sync()
+    close(out, want, dtype, factor=2)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (4, 0, 7), (4, 5, 0), (1, 0, 7)], ids=str)
 def test_linear_of_nothing(rng, shape):
     m, k, n = shape
     (x, _), (w, _), (bias, c) = made(rng, (m, k), pt.f32), made(rng, (k, n), pt.f32), made(rng, (n,), pt.f32)

@@ -132,6 +132,30 @@ def through_the_communicator(group, dtype_name, seed):
     return True
 
 
+def too_small(group):
+    """In heaps of ever more bytes until it fits: whoever makes plans gets to know all that they had made."""
+    failed = 0
+    for kib in range(64, 8192, 192):
+        with pt.SymmetricHeap(group, size_bytes=kib << 10) as heap:
+            made = []
+
+            def own(item, made=made):
+                made.append(item)
+                return item
+
+            try:
+                GpuPlans(heap, 2, own=own)
+            except pt.AllocationError:
+                failed += len(made) > 0
+            else:
+                return failed
+            finally:
+                for item in made:
+                    heap.free(item)
+                assert heap._arena.in_use == 0
+    return failed
+
+
 def shapes(group):
     """How messages of some sizes are cut."""
     with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, 8) + (1 << 20)) as heap:

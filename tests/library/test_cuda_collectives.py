@@ -36,6 +36,11 @@ def test_sums_of_bf16_are_rounded_once_and_the_same_on_every_rank(algorithm, see
     assert results[0] == results[1]
 
 
+def test_plans_that_do_not_fit_leave_the_heap_as_it_was():
+    failed = spawn(gpu_plan_ranks.too_small, 2)
+    assert failed[0] == failed[1] > 1
+
+
 def test_words_are_the_bytes_of_a_tensor():
     x = pt.asarray([1.0, 2.0, 3.0, 4.0], pt.bf16)
     words = as_words(x, 2)

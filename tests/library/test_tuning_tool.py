@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import tuning_ranks
+import tuning_tool_ranks
 
 import peertile as pt
 from peertile.config import config
@@ -20,7 +20,7 @@ def tool():
     environment, path = dict(os.environ), list(sys.path)
     sys.path[:0] = [str(DEVICE)]
     os.environ["PEERTILE_DEVICE"] = "cpu"
-    made = tuning_ranks.tool()
+    made = tuning_tool_ranks.tool()
     sys.path[:] = path
     os.environ.clear()
     os.environ.update(environment)
@@ -30,7 +30,7 @@ def tool():
 @pytest.mark.slow
 def test_a_way_that_is_wrong_or_never_ends_is_dropped_and_the_run_goes_on(monkeypatch):
     monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=1.0))
-    results = pt.spawn(tuning_ranks.measured, 2, model=pt.RankModel.THREADS, timeout_s=100)
+    results = pt.spawn(tuning_tool_ranks.measured, 2, model=pt.RankModel.THREADS, timeout_s=100)
     for found, dropped, said, _ in results:
         assert set(found) == {"filled 512 x 4", "pushed 256 x 4"}
         assert all(us > 0 for us in found.values())
@@ -43,7 +43,7 @@ def test_a_way_that_is_wrong_or_never_ends_is_dropped_and_the_run_goes_on(monkey
 
 
 def test_ways_that_a_row_of_the_table_leads_to():
-    found = pt.spawn(tuning_ranks.sayable, 2, model=pt.RankModel.THREADS, timeout_s=60)
+    found = pt.spawn(tuning_tool_ranks.sayable, 2, model=pt.RankModel.THREADS, timeout_s=60)
     assert found == [[True, False, True, True]] * 2
 
 

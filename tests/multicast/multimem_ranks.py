@@ -5,8 +5,10 @@ from multicast_ranks import combined, values
 
 import peertile as pt
 import peertile.language as T
+from peertile.library.collectives import Collectives
 from peertile.library.multimem import MulticastCollectives
 from peertile.library.reductions import ReduceOp
+from peertile.library.selection import Algorithm
 
 
 def everything(rank, name, share, seed):
@@ -57,3 +59,22 @@ def extrema(rank, name, op, seed):
         expected = combined(rmw, [values(dtype, r, seed, 256) for r in range(group.size)], dtype)
         np.testing.assert_array_equal(x.numpy(), expected)
     return True
+
+
+def closed_communicators(group):
+    """What a communicator leaves in the heap of a multicast tensor that it has reduced, if it has a heap of its own,
+    shares that heap, or the group has failed before it is closed."""
+    with pt.SymmetricHeap(group, 1 << 27) as heap:
+        x = heap.multicast((64,), pt.f32)
+        before, kept = heap._arena.in_use, []
+        for where in (group, heap, group):
+            comm = Collectives(where, programs=1, slot_bytes=8192)
+            comm.all_reduce(x, x, algorithm=Algorithm.MULTIMEM).sync()
+            if len(kept) == 2:
+                group.barrier("all are done")
+                group.fail("a test")
+                comm.close()
+                group.recover(timeout_s=20)
+            comm.close()
+            kept.append(heap._arena.in_use - before)
+    return kept

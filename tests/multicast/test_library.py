@@ -44,6 +44,11 @@ def test_over_processes(seed):
     assert len(set(found)) == 1
 
 
+@pytest.mark.any_device
+def test_a_closed_communicator_leaves_nothing_in_the_heap_of_the_tensor():
+    assert spawn(multimem_ranks.closed_communicators, 2) == [[0, 0, 0]] * 2
+
+
 @pytest.fixture
 def heap():
     with pt.SymmetricHeap(pt.init(), 1 << 24) as found:

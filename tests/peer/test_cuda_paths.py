@@ -5,16 +5,27 @@ import pytest
 
 import peertile as pt
 
-pytestmark = [pytest.mark.cuda2, pytest.mark.feature("D3", "cuda")]
+pytestmark = pytest.mark.feature("D3", "cuda")
+PATHS = [pt.ShareKind.FD, pt.ShareKind.IPC]
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.value)
+def test_memory_travels_between_processes_that_may_share_a_gpu(path):
+    """Where they do, their programs run by turns."""
+    found = pt.spawn(peer_ranks.gathers_over, 2, (path,), model=pt.RankModel.PROCESSES, timeout_s=50)
+    assert found == [path.value] * 2
+
+
+@pytest.mark.cuda2
 @pytest.mark.parametrize("model", list(pt.RankModel), ids=lambda m: m.value)
-@pytest.mark.parametrize("path", [pt.ShareKind.FD, pt.ShareKind.IPC], ids=lambda p: p.value)
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.value)
 def test_memory_travels_in_the_way_that_is_forced(path, model):
     found = pt.spawn(peer_ranks.gathers_over, 2, (path,), model=model, timeout_s=50)
     assert found == [path.value] * 2
 
 
+@pytest.mark.cuda2
 def test_fabric_memory_works_or_is_refused_on_every_rank():
     """It needs a permission that few machines give."""
     found = pt.spawn(peer_ranks.gathers_over, 2, (pt.ShareKind.FABRIC,), timeout_s=50)

@@ -280,6 +280,8 @@ def test_more_programs_than_can_be_resident_is_refused_with_the_number():
         (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, depth="a"), "depth: expected an integer, got 'a'"),
         (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, posts_ahead=1.5), "posts_ahead: expected an integer, got 1.5"),
         (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, links=3), "links: expected pt.Links or None, got 3"),
+        (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, links=pt.Links(1, [(0, 1)])), "pairs: expected ranks 0 to 0, got [(0, 1)]"),
+        (lambda h: h.mailbox(tile=64, dtype=pt.f32, programs=4, links=pt.Links("1", [])), "size: expected an integer >= 1, got '1'"),
         (lambda h: h.counter(True), "slots: expected an integer >= 1, got True"),
         (lambda h: h.free(3), "free: expected an object of a symmetric heap, got 3"),
         (lambda h: pt.SymmetricHeap(None, 1), "SymmetricHeap(group): expected a group, as pt.init() gives, got None"),

@@ -14,17 +14,22 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {ROOT / page.path for page in docs.PAGES}
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - GENERATED)]
 PROGRAMS = [
-    pytest.param(program, id=f"{path.relative_to(ROOT)}:{program.name}", marks=pytest.mark.slow)
+    pytest.param(
+        program,
+        id=f"{path.relative_to(ROOT)}:{program.name}",
+        marks=[pytest.mark.slow, pytest.mark.gpus(program.ranks or 1)],
+    )
     for path in PAGES
     for program in blocks.programs(path)
 ]
 
 
-def run(program: blocks.Program, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(program: blocks.Program, folder: Path, device: str) -> subprocess.CompletedProcess[str]:
     (folder / program.name).write_text(program.code)
     start = [sys.executable, program.name]
     if program.ranks is not None:
         start = [sys.executable, "-m", "peertile", "run", program.name, "--ranks", str(program.ranks)]
+        start += ["--device", device]
     env = os.environ | {"PEERTILE_WAIT_TIMEOUT_S": "20"}
     return subprocess.run(start, cwd=folder, env=env, capture_output=True, text=True, timeout=90, check=False)
 
@@ -53,10 +58,12 @@ def test_discovery_finds_the_pages() -> None:
     assert len(PROGRAMS) >= 8
 
 
+@pytest.mark.any_device
+@pytest.mark.native_only
 @pytest.mark.feature("U4", "cpu")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_code_of_a_page_runs_and_prints_what_the_page_says(program, tmp_path) -> None:
-    done = run(program, tmp_path)
+def test_code_of_a_page_runs_and_prints_what_the_page_says(program, device, tmp_path) -> None:
+    done = run(program, tmp_path, device)
     assert done.returncode == 0, done.stdout + done.stderr
     if program.output is not None:
         shown = done.stdout.replace(f"{tmp_path}/", "").splitlines()

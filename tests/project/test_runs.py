@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from tools import features, marks, runs
 
 HERE = "tests/project/test_runs.py"
@@ -39,6 +40,45 @@ def test_a_test_counts_as_passed_when_each_of_its_cases_passed_in_every_run(tmp_
     assert counted["suite.one.passed"] == 5
     assert [counted[f"suite.one.{outcome}"] for outcome in ("failed", "error", "skipped")] == [0, 1, 1]
     assert counted["suite.two.failed"] == 1
+
+
+def test_what_the_run_wrote_of_itself_goes_into_the_record(tmp_path, monkeypatch, capsys) -> None:
+    facts = {
+        "date": "2026-11-30T08:20:00+00:00", "command": "all.py", "machine": {"cpu": "a cpu", "cores": 16, "gpus": ["a gpu"]},
+        "versions": {"python": "3.12.3"},
+    }  # fmt: skip
+    given = written(tmp_path, "facts.json", json.dumps(facts))
+    outcomes = written(tmp_path, "suite.outcomes", lines(("test_good", "call", "passed")))
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "RECORDS", tmp_path)
+    options = [
+        "--device",
+        "cuda",
+        "--name",
+        "suite",
+        "--notes",
+        "alone",
+        "--version",
+        "peertile=1",
+        "--figure",
+        "programs=500",
+    ]
+    monkeypatch.setattr("sys.argv", ["runs.py", *options, "--facts", str(given), str(outcomes)])
+    assert runs.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 tests of 2026-11-30-suite.json"
+    made = json.loads((tmp_path / "2026-11-30-suite.json").read_text())
+    assert made["machine"] == {"cpu": "a cpu", "os": "Linux", "cores": 16, "gpus": ["a gpu"]}
+    assert made["versions"] == {"python": "3.12.3", "peertile": "1"}
+    assert (made["command"], made["notes"]) == ("all.py", "alone")
+    counted = {figure["name"]: figure["median"] for figure in made["figures"]}
+    assert (counted["suite.suite.passed"], counted["programs"]) == (1, 500)
+
+
+def test_a_record_needs_its_date_and_its_command(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["runs.py", "--device", "cuda", "--name", "suite", str(tmp_path / "outcomes")])
+    with pytest.raises(SystemExit):
+        runs.main()
+    assert capsys.readouterr().err.endswith("expected command and date, given or among the facts\n")
 
 
 def test_the_newest_record_of_a_device_counts(tmp_path) -> None:

@@ -118,6 +118,55 @@ def test_a_device_that_is_closed_leaves_what_others_use(api):
     assert modules.load(a, b"one", "add")[0] in api.modules
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_wait_that_a_load_kept_from_ending_says_so(api):
+    clock = Clock()
+    modules, load, said = SharedModules(clock), api.load_module, []
+
+    def takes(seconds):
+        def loads(payload):
+            clock.now += seconds
+            said.append(modules.held_up())
+            return load(payload)
+
+        api.load_module = loads
+
+    takes(0.9)
+    modules.load(Gpu(api, 0), b"quick", "quick")
+    assert modules.held_up() == ""
+    takes(30)
+    modules.load(Gpu(api, 1), b"slow", "all_reduce")
+    told = (
+        "meanwhile all_reduce was being loaded for a rank on cuda:1, which cannot end while another kernel runs on that "
+        "GPU; give each rank a GPU of its own, or load kernels before, with KernelFunction.warm_up"
+    )
+    assert said == ["", told]
+    clock.now += 0.9  # the wait has ended, and so the load has
+    assert modules.held_up() == told
+    clock.now += 0.2
+    assert modules.held_up() == ""
+
+
+def test_a_load_that_fails_is_no_load_any_more(api):
+    clock = Clock()
+    modules = SharedModules(clock)
+
+    def refuses(payload):
+        raise CudaError("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")
+
+    api.load_module = refuses
+    with pytest.raises(CudaError):
+        modules.load(Gpu(api, 0), b"bad", "bad")
+    clock.now += 60
+    assert modules.held_up() == ""
+
+
 def test_a_load_that_waits_holds_up_no_other_gpu(api):
     modules, slow, quick = SharedModules(), Gpu(api, 0), Gpu(api, 1)
     begun, go = threading.Event(), threading.Event()

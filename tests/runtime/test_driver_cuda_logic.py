@@ -409,6 +409,15 @@ def test_an_abort_word_in_memory_of_the_host_is_registered_once(device, fake):
     assert fake.calls.count("register_host") == 1
 
 
+def test_what_held_a_wait_up_goes_with_its_record(device, monkeypatch):
+    s = device.create_stream()
+    a = signal(device, s, 3)
+    for note in ("", "meanwhile something else was going on"):
+        monkeypatch.setattr(device, "held_up", lambda note=note: note)
+        assert device.wait(device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=1000)) is Status.FAULTED
+        assert device.take_fault(s).note == note
+
+
 def test_a_host_function_behind_a_failed_wait_does_not_run(device):
     s = device.create_stream()
     a = signal(device, s, 3)

@@ -12,7 +12,7 @@ from peertile.testing import Timing, time_on_device
 sys.path.insert(0, str(Path(__file__).parent))
 import timing_ranks
 
-pytestmark = pytest.mark.feature("D7", "cpu")
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only, pytest.mark.feature("D7", "cpu")]
 
 
 def test_candidates_take_turns_and_warm_up_rounds_do_not_count():
@@ -66,7 +66,13 @@ def test_it_runs_on_the_stream_that_is_named():
     assert seen == [stream, stream]
 
 
-@pytest.mark.parametrize("model", [pt.RankModel.THREADS, pytest.param(pt.RankModel.PROCESSES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pt.RankModel.THREADS,
+        pytest.param(pt.RankModel.PROCESSES, marks=[pytest.mark.slow, pytest.mark.gpus(2)]),
+    ],
+)
 def test_over_a_group_a_run_takes_what_it_takes_the_slowest_rank(model):
     ranks = pt.spawn(timing_ranks.unequal, 2, (), model=model, timeout_s=60)
     assert ranks[0] == ranks[1]

@@ -1,4 +1,7 @@
-"""Collectives on torch tensors, where they lie. Runs where torch is installed; peertile never needs it."""
+"""Collectives on torch tensors, where they lie. Runs where torch is installed; peertile never needs it.
+
+On GPUs ranks have one each: torch loads its kernels as it needs them, which CUDA does not do while one of ours waits.
+"""
 
 import pytest
 
@@ -8,7 +11,11 @@ from peertile.library.reductions import ReduceOp
 
 torch = pytest.importorskip("torch")
 
+from where import place  # noqa: E402
+
 import peertile.torch as ptt  # noqa: E402 - needs torch
+
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only, pytest.mark.gpu_only]
 
 THREADS = pt.RankModel.THREADS
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
@@ -17,7 +24,8 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8"
 def on_ranks(function, ranks):
     def main(group):
         try:
-            return function(group)
+            with place():  # of this thread alone
+                return function(group)
         finally:
             if group.failure() is None:
                 ptt.close(group)
@@ -26,13 +34,14 @@ def on_ranks(function, ranks):
 
 
 def parts(ranks, shape, dtype="float32"):
-    generator = torch.Generator().manual_seed(torch.randint(1 << 30, ()).item())
-    return [torch.randint(0, 5, shape, generator=generator).to(getattr(torch, dtype)) for _ in range(ranks)]
+    """On the host: what is expected is computed there."""
+    return [torch.randint(0, 5, shape, device="cpu").to(getattr(torch, dtype)) for _ in range(ranks)]
 
 
 SHAPES = ((), (1,), (7,), (3, 5, 2), (0, 4), (1000, 33))
 
 
+@pytest.mark.gpus("ranks")
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -41,17 +50,18 @@ def test_all_reduce_sums_in_place_whatever_the_shape(ranks):
 
     def main(group):
         for shape, values in zip(SHAPES, x, strict=True):
-            mine = values[group.rank].clone()
+            mine = values[group.rank].to(place(), copy=True)
             address = mine.data_ptr()
             for times in (1, ranks):
                 assert ptt.all_reduce(mine, group) is mine
                 assert (mine.data_ptr(), tuple(mine.shape)) == (address, shape)
-                assert torch.equal(mine, sum(values) * times)
+                assert torch.equal(mine.cpu(), sum(values) * times)
         return True
 
     assert on_ranks(main, ranks) == [True] * ranks
 
 
+@pytest.mark.gpus(3)
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -68,13 +78,14 @@ def test_every_dtype_and_reduction(dtype):
 
     def main(group):
         for op, expected in folded.items():
-            got = ptt.all_reduce(x[group.rank].clone(), group, op=op)
-            torch.testing.assert_close(got, expected)
+            got = ptt.all_reduce(x[group.rank].to(place(), copy=True), group, op=op)
+            torch.testing.assert_close(got.cpu(), expected)
         return True
 
     assert all(on_ranks(main, 3))
 
 
+@pytest.mark.gpus("ranks")
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (2, "bfloat16"), (3, "int64"), (3, "float32")])
@@ -84,6 +95,7 @@ def test_the_others_move_what_torch_s_would(ranks, dtype):
 
     def main(group):
         me = group.rank
+        mine = x[me].to(place())
         share = slice(2 * me, 2 * me + 2)
         turned = torch.cat([t[share] for t in x])
         for out in (False, True):
@@ -91,25 +103,26 @@ def test_the_others_move_what_torch_s_would(ranks, dtype):
             def like(*shape, out=out):
                 return torch.full(shape, 77).to(x[0].dtype) if out else None
 
-            got = ptt.all_gather(x[me], group, out=like(2 * ranks * ranks, 5))
-            assert torch.equal(got, whole)
-            assert torch.equal(ptt.reduce_scatter(x[me], group, out=like(2, 5)), sum(x)[share])
-            assert torch.equal(ptt.all_to_all(x[me], group, out=like(2 * ranks, 5)), turned)
-        last = x[me].clone()
+            got = ptt.all_gather(mine, group, out=like(2 * ranks * ranks, 5))
+            assert torch.equal(got.cpu(), whole)
+            assert torch.equal(ptt.reduce_scatter(mine, group, out=like(2, 5)).cpu(), sum(x)[share])
+            assert torch.equal(ptt.all_to_all(mine, group, out=like(2 * ranks, 5)).cpu(), turned)
+        last = mine.clone()
         assert ptt.broadcast(last, group, root=ranks - 1) is last
-        assert torch.equal(last, x[-1])
-        assert torch.equal(ptt.all_gather(x[me][0, 0], group), torch.stack([t[0, 0] for t in x]))
+        assert torch.equal(last.cpu(), x[-1])
+        assert torch.equal(ptt.all_gather(mine[0, 0], group).cpu(), torch.stack([t[0, 0] for t in x]))
         return True
 
     assert on_ranks(main, ranks) == [True] * ranks
 
 
+@pytest.mark.gpus(2)
 @pytest.mark.feature("A6", "cpu")
 def test_results_lie_in_the_tensors_that_were_given_and_a_view_is_only_its_part():
     x = torch.arange(12.0)
 
     def main(group):
-        mine = x.clone()
+        mine = x.to(place(), copy=True)
         out = torch.full((20,), -1.0)
         ptt.all_reduce(mine[3:7], group)
         ptt.all_gather(mine[:4], group, out=out[6:14])
@@ -119,6 +132,7 @@ def test_results_lie_in_the_tensors_that_were_given_and_a_view_is_only_its_part(
     assert on_ranks(main, 2) == [(mine, [-1.0] * 6 + mine[:4] * 2 + [-1.0] * 6)] * 2
 
 
+@pytest.mark.gpus(2)
 @pytest.mark.feature("A6", "cpu")
 def test_memory_of_a_tensor_that_was_used_is_not_held():
     def main(group):
@@ -132,13 +146,13 @@ def test_memory_of_a_tensor_that_was_used_is_not_held():
     assert on_ranks(main, 2) == [0, 0]
 
 
+@pytest.mark.gpus(3)
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_gradients_flow_through_what_moves(name):
     ranks = 3
-    x = [torch.randn(6, 2, dtype=torch.float64) for _ in range(ranks)]
-    weights = [torch.randn(18 if name == "all_gather" else 2 if name == "reduce_scatter" else 6, 2).double()
-               for _ in range(ranks)]  # fmt: skip
+    rows = {"all_gather": 18, "reduce_scatter": 2, "all_to_all": 6}[name]
+    x, weights = ([torch.randn(n, 2, dtype=torch.float64, device="cpu") for _ in range(ranks)] for n in (6, rows))
 
     def reference(tensors):
         whole = torch.stack(tensors)
@@ -153,10 +167,10 @@ def test_gradients_flow_through_what_moves(name):
     expected = torch.autograd.grad(loss, leaves)
 
     def main(group):
-        mine = x[group.rank].clone().requires_grad_()
+        mine = x[group.rank].to(place(), copy=True).requires_grad_()
         got = getattr(ptt, name)(mine, group)
-        (got * weights[group.rank]).pow(2).sum().backward()
-        torch.testing.assert_close(mine.grad, expected[group.rank])
+        (got * weights[group.rank].to(place())).pow(2).sum().backward()
+        torch.testing.assert_close(mine.grad.cpu(), expected[group.rank])
         with torch.no_grad():
             assert not getattr(ptt, name)(mine, group).requires_grad
         return True
@@ -211,6 +225,7 @@ def test_what_does_not_fit_is_named():
     ptt.close()
 
 
+@pytest.mark.gpus(2)
 def test_a_share_that_does_not_divide_is_named():
     def main(group):
         with pytest.raises(ArgumentError) as caught:

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only, pytest.mark.gpu_only]
+
 RANKS = Path(__file__).with_name("torch_ranks.py")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PEERTILE_JOB")
 
@@ -31,6 +33,7 @@ def run(case, size, folder):
     return [out.strip() for out, _ in said]
 
 
+@pytest.mark.gpus("size")
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -38,6 +41,7 @@ def test_the_ranks_of_torch_are_a_group_without_a_launcher(size, tmp_path):
     assert run("world", size, tmp_path) == ["done"] * size
 
 
+@pytest.mark.gpus(3)
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 def test_a_process_group_of_some_ranks_is_a_group_of_those(tmp_path):

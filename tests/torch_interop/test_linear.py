@@ -1,4 +1,5 @@
-"""Linear maps with gradients: against torch, and against differences in f64."""
+"""Linear maps with gradients: against torch, and against differences in f64. On GPUs ranks have one each, as torch loads
+its kernels as it needs them."""
 
 import pytest
 
@@ -7,8 +8,12 @@ from peertile.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
 
+from where import place  # noqa: E402
+
 import peertile.torch as ptt  # noqa: E402 - needs torch
 from peertile.torch import Activation  # noqa: E402
+
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only, pytest.mark.gpu_only]
 
 F = torch.nn.functional
 THEIRS = {
@@ -121,7 +126,8 @@ def test_training_with_it_goes_as_with_torch():
 def on_ranks(function, ranks):
     def main(group):
         try:
-            return function(group)
+            with place():  # of this thread alone
+                return function(group)
         finally:
             if group.failure() is None:
                 ptt.close(group)
@@ -129,6 +135,7 @@ def on_ranks(function, ranks):
     return pt.spawn(main, ranks, model=pt.RankModel.THREADS, timeout_s=90)
 
 
+@pytest.mark.gpus("ranks")
 @pytest.mark.feature("A6", "cpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -143,7 +150,7 @@ def test_two_layers_split_over_ranks_are_one_network(ranks, is_sequence_parallel
     def main(group):
         me = group.rank
         units, share = slice(6 * me, 6 * me + 6), slice(4 * me, 4 * me + 4)
-        x, w1, b1, w2, b2 = (t.detach().clone() for t in leaves)
+        x, w1, b1, w2, b2 = (t.detach().to(place(), copy=True) for t in leaves)
         w1, b1, w2 = w1[units].clone(), b1[units].clone(), w2[:, units].clone()
         x = x[share].clone() if is_sequence_parallel else x
         mine = [t.requires_grad_() for t in (x, w1, b1, w2, b2)]
@@ -153,7 +160,7 @@ def test_two_layers_split_over_ranks_are_one_network(ranks, is_sequence_parallel
             first = ptt.linear(ptt.copy_to_ranks(x, group), w1, b1, activation=Activation.GELU)
             got = ptt.linear_reduce(first, w2, b2, group)
         part = share if is_sequence_parallel else slice(None)
-        gradients = list(torch.autograd.grad(got, mine, d[part]))
+        gradients = list(torch.autograd.grad(got, mine, d[part].to(place())))
         if is_sequence_parallel:
             ptt.all_reduce(gradients[4], group)
         wanted = [
@@ -165,12 +172,82 @@ def test_two_layers_split_over_ranks_are_one_network(ranks, is_sequence_parallel
             expected[4],
         ]
         for a, b in zip([got, *gradients], wanted, strict=True):
-            torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-4, atol=1e-4)
-        return got.detach()
+            torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-4, atol=1e-4)
+        return got.detach().cpu()
 
     said = on_ranks(main, ranks)
     if not is_sequence_parallel:
         assert all(torch.equal(t, said[0]) for t in said), "the same bits on every rank"
+
+
+def split_maps(ranks):
+    """For each function over ranks: shapes of x, weight and bias of one rank, and what all of them together give from
+    the tensors of every rank, as one tensor for each rank."""
+
+    def total(xs, ws, bias):
+        return sum(x @ w.T for x, w in zip(xs, ws, strict=True)) + bias
+
+    return {
+        "linear_reduce": (
+            ((5, 18), (7, 18), (7,)),
+            lambda xs, ws, bs: [total(xs, ws, bs[0])] * ranks,
+        ),
+        "gather_linear": (
+            ((4, 18), (7, 18), (7,)),
+            lambda xs, ws, bs: [torch.cat(xs) @ w.T + b for w, b in zip(ws, bs, strict=True)],
+        ),
+        "linear_scatter": (
+            ((4 * ranks, 18), (7, 18), (7,)),
+            lambda xs, ws, bs: list(total(xs, ws, bs[0]).split(4)),
+        ),
+    }
+
+
+@pytest.mark.gpus("ranks")
+@pytest.mark.feature("A6", "cpu")
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "ranks"), [("linear_reduce", 2), ("gather_linear", 3), ("linear_scatter", 3)])
+def test_each_map_over_ranks_has_the_gradients_of_the_whole(name, ranks, dtype):
+    dtype = getattr(torch, dtype)
+    shapes, whole = split_maps(ranks)[name]
+    tensors = [[torch.randn(shape, device="cpu").div(4).to(dtype) for shape in shapes] for _ in range(ranks)]
+    if name != "gather_linear":  # one bias for all
+        for mine in tensors:
+            mine[2] = tensors[0][2].clone()
+    exact = [[t.double().requires_grad_() for t in mine] for mine in tensors]
+    y = whole(*zip(*exact, strict=True))
+    d = [torch.randn(part.shape, device="cpu").to(dtype) for part in y]
+    if name == "linear_reduce":  # the same result on every rank, and so the same gradient
+        d = [d[0]] * ranks
+    pairs = list(zip(y, d, strict=True))[: 1 if name == "linear_reduce" else None]
+    loss = sum((a * b.double()).sum() for a, b in pairs)
+    expected = torch.autograd.grad(loss, [t for mine in exact for t in mine], allow_unused=True)
+    expected = [expected[3 * rank : 3 * rank + 3] for rank in range(ranks)]
+    limit = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+
+    def main(group):
+        me = group.rank
+        mine = [t.to(place(), copy=True).requires_grad_() for t in tensors[me]]
+        got = getattr(ptt, name)(*mine, group)
+        gradients = torch.autograd.grad(got, mine, d[me].to(place()))
+        wanted = [y[me], *expected[me][:2]]
+        for a, b in zip([got, *gradients[:2]], wanted, strict=True):
+            assert a.dtype == dtype
+            assert (a.detach().cpu().double() - b.detach()).abs().max() <= limit * b.detach().abs().max()
+        # Who wants no gradient of x takes part in what the others need for it.
+        x, weight, bias = (t.detach() for t in mine)
+        alone = getattr(ptt, name)(x.requires_grad_(me > 0), weight.requires_grad_(), bias, group)
+        (only,) = torch.autograd.grad(alone, [weight], d[me].to(place()))
+        assert torch.equal(only, gradients[1])
+        return gradients[2].detach().cpu().double()
+
+    biases = on_ranks(main, ranks)
+    sums = [sum(biases)] * ranks if name == "linear_scatter" else biases
+    of_bias = expected[0][2] if name != "gather_linear" else None
+    for rank, got in enumerate(sums):
+        want = expected[rank][2] if of_bias is None else of_bias
+        assert (got - want).abs().max() <= limit * want.abs().max()
 
 
 def test_what_does_not_fit_is_named():
@@ -184,7 +261,7 @@ def test_what_does_not_fit_is_named():
     assert message(ptt.linear, x, torch.zeros(4, 5)) == "linear: weight: expected [outputs, 4], got [4, 5]"
     assert message(ptt.linear, x, weight, torch.zeros(4)) == "linear: bias: expected [5], got [4]"
     assert message(ptt.linear, x, weight.double()) == (
-        "linear: weight: expected torch.float32 on cpu as x, got torch.float64 on cpu"
+        f"linear: weight: expected torch.float32 on {x.device} as x, got torch.float64 on {x.device}"
     )
     assert message(ptt.linear, x, 3) == "linear: weight: expected a torch tensor, got int"
     assert message(ptt.linear, torch.tensor(1.0), weight) == "linear: x: expected […, inputs], got []"

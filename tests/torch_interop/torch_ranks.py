@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from where import place
 
 import peertile as pt
 import peertile.torch as ptt
@@ -24,13 +25,13 @@ def world(rank, size):
     assert (group.rank, group.size, group.model) == (rank, size, pt.RankModel.PROCESSES)
     assert ptt.init(dist.group.WORLD) is group
     x = torch.arange(1000.0) * (rank + 1)
-    theirs = x.clone()
+    theirs = x.cpu().clone()  # gloo gathers on the host alone
     dist.all_reduce(theirs)
-    assert torch.equal(ptt.all_reduce(x, dist.group.WORLD), theirs)
+    assert torch.equal(ptt.all_reduce(x, dist.group.WORLD).cpu(), theirs)
     assert torch.equal(ptt.all_reduce(torch.ones(3)), torch.full((3,), float(size)))
-    gathered = [torch.empty(4) for _ in range(size)]
-    dist.all_gather(gathered, x[:4].clone())
-    assert torch.equal(ptt.all_gather(x[:4], group), torch.cat(gathered))
+    gathered = [torch.empty(4, device="cpu") for _ in range(size)]
+    dist.all_gather(gathered, x[:4].cpu().clone())
+    assert torch.equal(ptt.all_gather(x[:4], group).cpu(), torch.cat(gathered))
     w = torch.ones(2, 1000, requires_grad=True)
     ptt.linear_reduce(x.view(1, 1000), w).sum().backward()
     assert torch.equal(w.grad, x.expand(2, 1000))
@@ -60,7 +61,8 @@ def main():
         print(told(ptt.init))
         return
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    print(globals()[case](rank, size))
+    with place():
+        print(globals()[case](rank, size))
     dist.barrier()
     dist.destroy_process_group()
 

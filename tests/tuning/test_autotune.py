@@ -12,7 +12,7 @@ from peertile.cli.bench_kernels import vector_add
 from peertile.errors import ArgumentError, UnsupportedError, UsageError
 from peertile.tuning import Rules
 
-pytestmark = [pytest.mark.any_device, pytest.mark.native_only]
+pytestmark = [pytest.mark.any_device]
 
 QUICK = Rules(screen=1, rounds=3, batch_s=1.0)
 
@@ -149,6 +149,7 @@ def test_a_candidate_that_writes_nothing_does_not_pass_by_what_another_wrote(clo
     assert out.numpy().tolist() == [3] * 4
 
 
+@pytest.mark.native_only  # reads what nobody has written
 @pytest.mark.feature("A7", "cpu")
 def test_memory_of_an_earlier_result_is_spoiled_before_the_next_candidate_may_get_it(clock, tmp_path):
     def way(k, x):
@@ -194,6 +195,7 @@ def test_a_kernel_takes_mappings_of_its_parameters(tmp_path):
     np.testing.assert_array_equal(z.numpy(), 2 * x.numpy())
 
 
+@pytest.mark.native_only  # reads what nobody has written
 @pytest.mark.feature("A7", "cpu")
 def test_tiles_of_a_real_kernel_with_a_real_clock(tmp_path):
     @pt.autotune(

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import tuning_ranks
 
-pytestmark = [pytest.mark.any_device, pytest.mark.native_only]
+pytestmark = [pytest.mark.any_device]
 
 QUICK = Rules(screen=1, rounds=3, batch_s=1.0)
 THREADS = pt.RankModel.THREADS
@@ -110,6 +110,7 @@ def test_a_candidate_that_fails_or_is_wrong_on_one_rank_is_out_on_all(clock, tmp
     }
 
 
+@pytest.mark.native_only  # goes on after a failure
 @pytest.mark.slow
 @pytest.mark.feature("A7", "cpu")
 def test_a_rank_that_fails_releases_those_that_wait_for_it_in_a_kernel(tmp_path):
@@ -131,6 +132,7 @@ def test_a_rank_that_fails_releases_those_that_wait_for_it_in_a_kernel(tmp_path)
     assert said == [({"1": "rank 1: ValueError: not here"}, 6.0, 1)] * 3
 
 
+@pytest.mark.native_only  # a machine that is interrupted is gone
 @pytest.mark.feature("A7", "cpu")
 def test_an_interrupted_rank_releases_the_others_and_a_new_run_goes_on(clock, tmp_path):
     costs = [[0.25, 0.5]] * 2
@@ -200,6 +202,7 @@ def test_processes_take_one_winner_and_find_it_again(tmp_path):
 
 @pytest.mark.feature("A7", "cpu")
 @pytest.mark.slow
+@pytest.mark.native_only  # kills a process
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_a_rank_that_is_killed_releases_the_others(tmp_path, after):
     with pytest.raises(PeerFailed) as caught:

@@ -1,6 +1,7 @@
-"""What belongs to one rank alone while its host runs: modules, environment, arguments, clock, event loop, signal
-handlers, random numbers. Put in by `enter`, taken out by `leave`; `Worlds` does both as the machine goes from one
-rank to another, and only then, as most stretches of a host follow one of the same rank.
+"""What belongs to one rank alone while its host runs: modules, environment, arguments, standard streams, working
+directory, clock, event loop, signal handlers, loggers, filters of warnings, random numbers. Put in by `enter`, taken
+out by `leave`; `Worlds` does both as the machine goes from one rank to another, and only then, as most stretches of a
+host follow one of the same rank.
 
 What calls of the host do instead of the real thing is in `host_calls.py` and `loops.py`.
 """
@@ -8,17 +9,23 @@ What calls of the host do instead of the real thing is in `host_calls.py` and `l
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import sys
-from pathlib import Path
+import threading
+import warnings
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from peertile.checker.host_calls import HostCalls, Patch
+from peertile.checker.host_calls import REAL_WORLD, HostCalls, Patch
 from peertile.checker.loops import Network, RankPolicy, RankReactor
+from peertile.checker.sources import Sources
+from peertile.checker.streams import Printed, no_input, printing_to
 from peertile.config import Config, config
 from peertile.runtime import future, reactor
 from peertile.runtime.context import execution
@@ -30,11 +37,27 @@ from peertile.sim.machine import Machine
 __all__ = ["RankView", "Worlds"]
 
 
-class _Environment(dict[str, str]):
-    """The environment of a rank: what it changes, no other rank sees."""
+_STDERR: Final = "backslashreplace"
 
-    def copy(self) -> dict[str, str]:
-        return dict(self)
+
+def _environments(**more: int) -> list[Patch]:
+    """The environment of a rank, as text and as bytes: what it changes, no other rank sees."""
+    found: list[Patch] = []
+    data: Any = None
+    for name in ("environ", "environb"):
+        real = getattr(os, name, None)
+        if real is not None:
+            if data is None:
+                data = dict(real._data)
+                data.update({real.encodekey(key): real.encodevalue(str(value)) for key, value in more.items()})
+            found.append(
+                (os, name, type(real)(data, real.encodekey, real.decodekey, real.encodevalue, real.decodevalue))
+            )
+    return found
+
+
+def _not_put(*names: Any) -> None:
+    """In the place of os.putenv and os.unsetenv: the process keeps its environment."""
 
 
 def _settings() -> Config:
@@ -67,30 +90,55 @@ class RankView:
     """The world as one rank sees it."""
 
     def __init__(
-        self, machine: Machine, rank: int, ranks: int, folder: Path, argv: list[str], network: Network
-    ) -> None:
+        self, machine: Machine, rank: int, ranks: int, sources: Sources, argv: list[str], network: Network,
+        printed: Printed,
+    ) -> None:  # fmt: skip
         self.machine = machine
-        self.folder = str(folder)
-        self.argv = argv
-        self.calls = HostCalls(self.folder)
+        self.sources = sources
+        self.calls = HostCalls(sources, rank)
         self.device: Device | None = None
-        self.environment = _Environment(os.environ)
-        self.environment.update(
-            RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks)
-        )
         self.modules: dict[str, ModuleType] = {}
         self.policy = RankPolicy(self.calls, network)
         self._outside: dict[str, Any] = {}
         self._inside: str | None = None
         self._loop: Any = None
+        self._folder: str | None = None
         self._patches: list[Patch] = [
             *self.calls.patches,
+            (os, "putenv", _not_put),
+            (os, "unsetenv", _not_put),
             (asyncio.events, "_event_loop_policy", self.policy),  # what every way to a new loop asks
             (reactor._shared, "reactor", RankReactor()),
             (future, "config", _settings),
-            *_own_numbers(random, random.Random(rank)),
-            *_own_numbers(np.random, np.random.RandomState(rank)),
+            *_own_numbers(random, random.Random(rank), self.calls.seed),
+            *_own_numbers(np.random, np.random.RandomState(rank), self.calls.seed),
         ]
+        self._paths = [sources.folder, *sys.path]
+        self._own = _OwnValues()
+        for owner, name, value in (
+            *_environments(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks),
+            (sys, "argv", argv),
+            (sys, "path", list(self._paths)),
+            (sys, "excepthook", sys.__excepthook__),
+            (threading, "excepthook", threading.__excepthook__),
+            (warnings, "filters", list(warnings.filters)),
+            *_own_loggers(),
+        ):
+            self._own.add(owner, name, value)
+        streams = no_input(self._no_input), printing_to(printed, "<stdout>"), printing_to(printed, "<stderr>", _STDERR)
+        self.outputs = streams[1:]
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            self._own.add(sys, name, stream)
+            self._own.add(sys, f"__{name}__", stream)
+
+    def _no_input(self) -> NoReturn:
+        self.calls.refuse("reading from standard input", REAL_WORLD)
+
+    def flush(self) -> None:
+        """What the rank has printed is part of the output, whole lines or not."""
+        for stream in self.outputs:
+            if not stream.closed:
+                stream.flush()
 
     def bind(self, host: Host) -> None:
         """The host thread that lives in this world."""
@@ -113,22 +161,19 @@ class RankView:
 
     def enter(self) -> None:
         self._outside = {
-            "environ": os.environ,
-            "argv": sys.argv,
-            "path": sys.path,
             "modules": {name: sys.modules.get(name) for name in self.modules},
             "patched": [(owner, name, getattr(owner, name)) for owner, name, _ in self._patches],
             "inside": execution.inside,
         }
-        os.environ = self.environment  # type: ignore[assignment]  # noqa: B003 (what it hides comes back in leave)
-        sys.argv = self.argv
-        sys.path = [self.folder, *sys.path]
+        self._own.exchange()
         sys.modules.update(self.modules)
         for owner, name, value in self._patches:
             setattr(owner, name, value)
         use_device(self.device)
         # What is kept for each thread is kept for each rank here.
         execution.inside = self._inside
+        if self._folder is not None:
+            self.calls.chdir(self._folder)
         if self._loop is not None:
             loop, task, hooks = self._loop
             asyncio._set_running_loop(loop)
@@ -149,9 +194,18 @@ class RankView:
         if self.device is not None:  # the program may have chosen another one
             self.device = current_device()
         use_device(None)
-        os.environ = outside["environ"]  # noqa: B003
-        sys.argv = outside["argv"]
-        sys.path = outside["path"]
+        paths = sys.path
+        self._own.exchange()
+        if paths != self._paths:
+            for folder in paths:
+                if folder not in self._paths:
+                    self.sources.add(str(folder))
+            self._paths = list(paths)
+        before, self.calls.left_folder = self.calls.left_folder, None
+        if before is not None:
+            with contextlib.suppress(FileNotFoundError):  # it has removed the folder that it was in
+                self._folder = os.getcwd()
+            os.chdir(before)
         for name in self.modules:
             before = outside["modules"].get(name)
             if before is None:
@@ -161,7 +215,7 @@ class RankView:
         if len(sys.modules) != len(known):
             for name in set(sys.modules) - known:
                 module = sys.modules[name]
-                if str(getattr(module, "__file__", None)).startswith(self.folder + os.sep):
+                if self.sources.owns(_file_of(module)):
                     self.modules[name] = module
                     del sys.modules[name]
                 else:
@@ -179,13 +233,53 @@ class RankView:
                 setattr(module, key, theirs[id(value)])
 
 
-def _own_numbers(module: Any, source: Any) -> list[Patch]:
+def _file_of(module: ModuleType) -> str:
+    """Its file, or the folder of a package that has none."""
+    file = getattr(module, "__file__", None)
+    return str(file if file is not None else next(iter(getattr(module, "__path__", ())), ""))
+
+
+class _OwnValues:
+    """Attributes whose values are those of one rank, whatever it makes of them, while it runs."""
+
+    def __init__(self) -> None:
+        self._other: list[list[Any]] = []
+
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        self._other.append([owner, name, value])
+
+    def exchange(self) -> None:
+        """The values that are in place, and those that are not."""
+        for entry in self._other:
+            owner, name, value = entry
+            entry[2] = getattr(owner, name)
+            setattr(owner, name, value)
+
+
+def _own_loggers() -> list[Patch]:
+    """What is set up of logging, as at the start of a process: handlers that a rank adds are its own."""
+    manager = logging.Logger.manager
+    return [
+        (logging.root, "handlers", []),
+        (logging.root, "filters", []),
+        (logging.root, "level", logging.WARNING),
+        (logging.root, "_cache", {}),
+        (manager, "loggerDict", dict(manager.loggerDict)),
+        (manager, "disable", 0),
+    ]
+
+
+def _own_numbers(module: Any, source: Any, fresh: Callable[[], int]) -> list[Patch]:
     """The functions of a module that are methods of one hidden generator, as methods of `source`: cheaper to put in
-    place than the generator's state, and what a rank seeds is its own."""
+    place than the generator's state, and what a rank seeds is its own; seeded with nothing it is seeded by `fresh`."""
     hidden = module.random.__self__
     names = [name for name in module.__all__ if getattr(getattr(module, name), "__self__", None) is hidden]
     names += [name for name in ("seed",) if name not in names]  # of numpy: a function that reaches the hidden one
-    return [(module, name, getattr(source, name)) for name in names]
+
+    def seed(a: Any = None, *options: Any) -> None:
+        source.seed(fresh() if a is None else a, *options)
+
+    return [(module, name, seed if name == "seed" else getattr(source, name)) for name in names]
 
 
 def _swap_task(loop: Any, task: Any) -> Any:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from peertile.comm.control import ControlBlock, Segment
-from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request
+from peertile.comm.coordinator import RECOVER, Arrive, Coordinator, Leave, Reply, Request
 from peertile.sim.clocks import Clock, join
 from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine, Task
@@ -43,7 +43,9 @@ class SimHub:
     def call(self, host: Host, rank: int, request: Arrive) -> Reply:
         """Arrives for `rank`, and parks its host until the reply."""
         host.step(Call.MEETS)
-        meeting = (request.group, request.generation, request.sequence)
+        # Ranks come to a recovery from different calls.
+        number = -1 if request.call == RECOVER else request.sequence
+        meeting = (request.group, request.generation, number)
         known = self._clocks.setdefault(meeting, {})
         join(known, host.release(None))
         arrived = self._arrived.setdefault(meeting, {})

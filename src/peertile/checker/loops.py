@@ -30,6 +30,8 @@ __all__ = ["Network", "RankLoop", "RankPolicy", "RankReactor"]
 Address = tuple[str, int]
 LOCAL: Final = "127.0.0.1"
 FIRST_PORT: Final = 49152
+FREE_ROUNDS: Final = 16
+"""How often a loop may go round without a wait before others go on, too."""
 HIGH_WATER: Final = 1 << 16
 """Bytes on their way to the other end from which a writer is asked to pause."""
 
@@ -63,12 +65,18 @@ class _Selector:
 
     def __init__(self, loop: RankLoop) -> None:
         self._loop = loop
+        self._rounds = 0
 
     def select(self, timeout: float | None) -> Sequence[Any]:
         """Lets others go on; with nothing to do, until something arrives or `timeout` seconds are over."""
         loop = self._loop
         if (timeout is None or timeout > 0) and not loop.is_woken and not loop.ready_ends():
+            self._rounds = 0
             loop.calls.pause(loop.waiters, timeout, loop.describe)
+        else:
+            self._rounds += 1
+            if self._rounds > FREE_ROUNDS:  # tasks that ask again and again let others go on
+                loop.calls.ask()
         loop.is_woken = False
         return loop.arrivals()
 
@@ -162,13 +170,13 @@ class RankLoop(asyncio.BaseEventLoop):
     def _plain(self, what: str, sock: Any, ssl: Any) -> None:
         for role, value in (("sock", sock), ("ssl", ssl)):
             if value is not None:
-                self.calls.refuse(f"{what}({role}=)", REAL_WORLD, 3)
+                self.calls.refuse(f"{what}({role}=)", REAL_WORLD)
 
     def add_signal_handler(  # type: ignore[override]  # the same, without variadic generics
         self, sig: int, callback: Callable[..., Any], *args: Any
     ) -> None:
-        """Kept, never called: nobody sends signals to a simulated rank."""
-        self.calls.handlers[int(sig)] = callback
+        """Called, as a task's callbacks are, once the rank sends itself the signal: nobody else does."""
+        self.calls.handlers[int(sig)] = lambda number, frame: self.call_soon_threadsafe(callback, *args)
 
     def remove_signal_handler(self, sig: int) -> bool:
         return self.calls.handlers.pop(int(sig), None) is not None
@@ -176,7 +184,7 @@ class RankLoop(asyncio.BaseEventLoop):
 
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(self: RankLoop, *args: Any, **options: Any) -> Any:
-        self.calls.refuse(f"loop.{name}", REAL_WORLD, 3)
+        self.calls.refuse(f"loop.{name}", REAL_WORLD)
 
     return refuse
 

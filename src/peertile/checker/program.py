@@ -7,18 +7,22 @@ A file may declare `CHECK = {...}`: keyword arguments for its main function, sma
 from __future__ import annotations
 
 import contextlib
-import io
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from peertile.checker.isolation import RankView, Worlds
 from peertile.checker.links import SimHub, SimLink
 from peertile.checker.loops import Network
+from peertile.checker.sources import Sources
+from peertile.checker.streams import Printed, printing_to
+from peertile.checker.watch import HOST_SECONDS, Watch
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
 from peertile.direct import fingerprint
@@ -28,7 +32,7 @@ from peertile.runtime.device import Device
 from peertile.runtime.drivers.sim import SimDevice
 from peertile.runtime.stream import abandon
 from peertile.sim.binary import compile_function
-from peertile.sim.choices import Chooser
+from peertile.sim.choices import Chooser, ReplayChooser
 from peertile.sim.conditions import USUAL, Conditions
 from peertile.sim.hosts import Host
 from peertile.sim.machine import Found, Machine
@@ -42,13 +46,39 @@ CHECKED: Final = "__peertile_check__"
 """The name of a file's module where its main is called, and the file is not run as a script."""
 
 
-def compiled(path: Path) -> CodeType:
-    """The code of a file, under its own future statements and not under those of this module."""
-    return compile(path.read_bytes(), str(path.resolve()), "exec", dont_inherit=True)
+_WANTED: Final = re.compile(r"init\(ranks=(\d+)\): this process has joined a group")
 
 
 class CannotCheck(UnsupportedError):
-    """The program does something that the simulated machine does not do."""
+    """The program does something that the simulated machine does not do, or nothing at all."""
+
+
+def compiled(path: Path) -> CodeType:
+    """The code of a file, under its own future statements and not under those of this module."""
+    name = str(path.resolve())
+    try:
+        return compile(path.read_bytes(), name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OSError) as error:  # ValueError: null bytes
+        line = getattr(error, "lineno", None)
+        text = getattr(error, "msg", None) or getattr(error, "strerror", None) or error
+        raise CannotCheck(
+            f"check: program: expected a file of Python, got {type(error).__name__}: {text} "
+            f"({name}{'' if line is None else f':{line}'})"
+        ) from None
+
+
+class HostStuck(BaseException):
+    """Ends a host that goes on and on without letting others go on: not an Exception, as a loop may catch those."""
+
+
+class _RankGroup(Group):
+    """Tells that the program has come to it."""
+
+    asked: Callable[[], None]
+
+    def check(self) -> None:
+        self.asked()
+        super().check()
 
 
 class SimCompiler:
@@ -83,24 +113,39 @@ class SimCompiler:
 
 
 class ProgramCase(Case):
-    """A file, or a function called with the group, on `ranks` ranks. `arguments` go to its main function."""
+    """A file, or a function called with the group, on `ranks` ranks. `arguments` go to its main function; with
+    `only_top` that is not called. With `follow_faults` a kernel that fails does not end the run: its host hears of
+    it, as of a device's."""
 
     def __init__(
         self, program: Path | Callable[..., Any], ranks: int, *, arguments: dict[str, Any] | None = None,
         argv: list[str] | None = None, resident: int | None = None, max_steps: int = 2_000_000,
         change: Callable[[Kernel], Kernel] | None = None, conditions: Conditions = USUAL,
+        host_seconds: float = HOST_SECONDS, only_top: bool = False, follow_faults: bool = False,
     ) -> None:  # fmt: skip
         self.program = program
         self.arguments = arguments
         self.argv = argv or []
         self.compiler = SimCompiler(change)
         self.output = ""
+        self.host_seconds = host_seconds
+        self._only_top = only_top
+        self.follow_faults = follow_faults
+        self.did_anything = False
+        """Whether a rank has asked for its group, or used its device."""
+        self.module: ModuleType | None = None
+        """The file's module on the rank that came to its end last."""
         self._code: CodeType | None = None
         if isinstance(program, Path):
-            self.folder = program.resolve().parent
             self._code = compiled(program)
+            self.sources = Sources(program.resolve().parent, self._code.co_filename)
         else:
-            self.folder = Path(program.__code__.co_filename).parent if hasattr(program, "__code__") else Path.cwd()
+            plain = program.function if isinstance(program, Program) else program
+            file = plain.__code__.co_filename if hasattr(plain, "__code__") else ""
+            self.sources = Sources(Path(file).parent if os.path.isabs(file) else Path.cwd(), file)
+        self._machine: Machine
+        self._watch: Watch
+        self._printed = Printed()
         self._hosts: list[Host] = []
         self._devices: list[Device] = []
         self._hub: SimHub
@@ -112,32 +157,62 @@ class ProgramCase(Case):
             self._build, ranks=ranks, resident=resident, max_steps=max_steps, cleanup=self._stop, conditions=conditions
         )
 
+    def top(self, name: str) -> Any:
+        """A value of the file once its top level was executed, its main function not; None if there is none."""
+        self.run(ReplayChooser(()))
+        return getattr(self.module, name, None)
+
     # ---------------------------------------------------------------- one run
 
     def _once(self, chooser: Chooser, rule: Rule, park: Any, foresight: Any) -> Outcome:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            self._heard = None
-            outcome = super()._once(chooser, rule, park, foresight)
-        self.output = printed.getvalue()
+        self._printed = Printed()
+        self._watch = Watch(self.host_seconds, lambda: self._machine.steps, self._stuck)
+        own = printing_to(self._printed, "<stdout>")  # of what no rank prints: the machine's own, on their behalf
+        try:
+            with self._watch.on(), contextlib.redirect_stdout(own), contextlib.redirect_stderr(own):
+                self._heard = None
+                outcome = super()._once(chooser, rule, park, foresight)
+        except HostStuck as stuck:
+            raise CannotCheck(str(stuck)) from None
+        finally:
+            own.flush()
+            for view in self._views:
+                view.flush()
+            self.output = self._printed.text()
+        if self._watch.heard is not None:  # though the program may have caught it
+            raise self._watch.heard
         if self._heard is not None and (outcome.verdict is None or isinstance(outcome.verdict, Deadlock)):
             outcome.verdict = self._heard
         refused = next((view.calls.refused for view in self._views if view.calls.refused is not None), None)
         if refused is not None:  # whatever came of it, it is not what the program does
             raise CannotCheck(str(refused)) from refused
+        self.did_anything = self.did_anything or bool(outcome.machine.memory.objects)
         return outcome
 
+    def _stuck(self, frame: FrameType | None) -> NoReturn:
+        """Raises where the host is that has run for too long, or the kernel."""
+        machine = self._machine
+        host = machine.host
+        if host is None:
+            at = machine.ready[machine.current].where() if machine.ready else "the machine"  # type: ignore[attr-defined]
+            raise HostStuck(f"{at}: cannot be checked, as it ran for {self.host_seconds:g} s without an end")
+        why = f"it ran for {self.host_seconds:g} s without letting others go on; --host-seconds N allows more"
+        error, _ = self._views[host.rank].calls.refusal(host.where(), why, frame)
+        raise HostStuck(str(error))
+
     def _build(self, machine: Machine) -> None:
+        self._machine = machine
+        machine.ends_at_faults = not self.follow_faults
         hub = self._hub = SimHub(machine, self.ranks)
-        machine.where = self._where
+        machine.where, machine.line_of = self._where, self.sources.line_of
         self._hosts, self._views = [], []
         worlds, network = Worlds(), Network()
         self._worlds = worlds
         views = self._views
         machine.show = lambda rank: worlds.show(views[rank])
         for rank in range(self.ranks):
-            name = str(self.program) if isinstance(self.program, Path) else "program"
-            view = RankView(machine, rank, self.ranks, self.folder, [name, *self.argv], network)
+            argv = [str(self.program) if isinstance(self.program, Path) else "program", *self.argv]
+            view = RankView(machine, rank, self.ranks, self.sources, argv, network, self._printed)
             views.append(view)
             host = Host(machine, rank, partial(self._main, machine, hub, rank, view))
             view.bind(host)
@@ -146,48 +221,87 @@ class ProgramCase(Case):
 
     def _main(self, machine: Machine, hub: SimHub, rank: int, view: RankView) -> None:
         host = self._hosts[rank]
-        group = Group(SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS)
+        group = _RankGroup(SimLink(hub, rank, host), 0, tuple(range(self.ranks)), rank, model=RankModel.THREADS)
+        group.asked = self._asked
         device = Device(SimDevice(machine, rank))
         device.compiler = self.compiler
         self._devices.append(device)
         view.work_on(device)
         with join_as(group):
-            self._call(group, view)
+            try:
+                self._call(group, view)
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise
+            except KeyboardInterrupt as error:
+                if error is self._watch.heard:
+                    raise
+                raise Found(self._host_error(rank, error)) from None
+            view.calls.exit()
         group.close()
+
+    def _asked(self) -> None:
+        self.did_anything = True
 
     def _call(self, group: Group, view: RankView) -> None:
         if not isinstance(self.program, Path):
+            self.did_anything = True
             self.program(group, **(self.arguments or {}))
             return
         assert self._code is not None
-        declared = self.arguments is not None
-        module = ModuleType(CHECKED if declared else "__main__")
-        module.__file__ = str(self.program.resolve())
-        for name in {"__main__", module.__name__}:
-            view.adopt(name, module)
+        declared = self.arguments is not None or self._only_top
+        module = self._execute(CHECKED if declared else "__main__", view)
+        if not declared or self._only_top:
+            return
+        if self.arguments or find_mains(module) or "__main__" not in self._code.co_consts:
+            self._call_main(group, module)
+        else:  # it declares its ranks alone, and is a script
+            self._execute("__main__", view)
+
+    def _call_main(self, group: Group, module: ModuleType) -> None:
+        found = find_mains(module)
+        if len(found) == 1:
+            self.did_anything = True
+            found[0].function(group, **(self.arguments or {}))
+        elif found or self.arguments:
+            raise CannotCheck(
+                f"{self.program}: CHECK gives arguments for the main function, so expected one function marked with "
+                f"@pt.program, got {len(found)}"
+            )
+
+    def _execute(self, name: str, view: RankView) -> ModuleType:
+        """The file's module, executed under `name`."""
+        assert self._code is not None
+        module = ModuleType(name)
+        module.__file__ = self._code.co_filename
+        for known in {"__main__", name}:
+            view.adopt(known, module)
         exec(self._code, module.__dict__)
-        if declared:
-            find_main(module, self.program).function(group, **(self.arguments or {}))
+        self.module = module
+        return module
 
     def _where(self) -> str:
         """The line of the program that its host is at."""
-        frame = sys._getframe(2)
-        folder = str(self.folder)
-        found: FrameType | None = frame
-        while found is not None:
-            if found.f_code.co_filename.startswith(folder):
-                return f"{found.f_code.co_filename}:{found.f_lineno}"
-            found = found.f_back
-        return ""
+        return self.sources.line_of(sys._getframe(1))
 
     def _failed(self, rank: int, error: BaseException) -> None:
         while isinstance(error, BaseExceptionGroup):  # of tasks: the others were cancelled because of the first
             error = error.exceptions[0]
+        if isinstance(error, HostStuck):
+            raise error
         if isinstance(error, UnsupportedError):
             raise CannotCheck(str(error)) from error
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return
-        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError | SyntaxError):
+            at = _frames(error, self.sources)
+            place = f" ({at[-1].split(' in ')[0]})" if at else ""
+            raise CannotCheck(f"rank {rank}: cannot be checked, as it got {_described(error)}{place}") from error
+        wanted = _WANTED.match(str(error)) if isinstance(error, ArgumentError) else None
+        if wanted is not None:
+            raise CannotCheck(
+                f"rank {rank}: cannot be checked on {self.ranks} ranks, as the program asks for {wanted[1]}; "
+                f"check it with --ranks {wanted[1]}"
+            ) from error
+        text = _described(error)
         message = str(error).split("\n")[0]
         if isinstance(error, SymmetryError):
             raise Found(CollectiveMismatch(message=f"SymmetryError: {message}", calls=self._hub.calls()))
@@ -195,8 +309,7 @@ class ProgramCase(Case):
             message = f"rank {error.rank} has ended, and rank {rank} calls {self._hub.last.get(rank, 'it')}"
             raise Found(CollectiveMismatch(message=message, calls=self._hub.calls()))
         if isinstance(error, LaunchError | LeaseError):
-            text = f"{type(error).__name__}: {error}"
-            raise Found(_broken_contract(rank, text, tuple(_frames(error, self.folder))))
+            raise Found(_broken_contract(rank, text, tuple(_frames(error, self.sources))))
         if isinstance(error, PeerFailed) and error.rank != rank:
             # This rank only heard of it; the one that failed is on its way out, and knows more.
             heard: Verdict = HostError(rank=error.rank, error=error.cause)
@@ -206,7 +319,10 @@ class ProgramCase(Case):
                 self._heard = heard
                 return
             raise Found(heard)
-        raise Found(HostError(rank=rank, error=text, trace="\n".join(_frames(error, self.folder))))
+        raise Found(self._host_error(rank, error))
+
+    def _host_error(self, rank: int, error: BaseException) -> HostError:
+        return HostError(rank=rank, error=_described(error), trace="\n".join(_frames(error, self.sources)))
 
     def _stop(self, machine: Machine) -> None:
         machine.stopping = True
@@ -230,18 +346,17 @@ def _broken_contract(rank: int, text: str, launches: tuple[str, ...]) -> LaunchC
     )
 
 
-def _frames(error: BaseException, folder: Path) -> list[str]:
+def _described(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _frames(error: BaseException, sources: Sources) -> list[str]:
     """The innermost lines of the program that an error came through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(folder))]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if sources.owns(f.filename)]
     return [f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:]]
 
 
-def find_main(module: ModuleType, path: Path) -> Program:
-    """The one function of a module that is marked with `pt.program`."""
-    found = [value for value in vars(module).values() if isinstance(value, Program)]
-    if len(found) != 1:
-        raise ArgumentError(
-            f"{path}: CHECK gives arguments for the main function, so expected one function marked with @pt.program, "
-            f"got {len(found)}"
-        )
-    return found[0]
+def find_mains(module: ModuleType) -> list[Program]:
+    """The functions of a module that are marked with `pt.program`."""
+    return [value for value in vars(module).values() if isinstance(value, Program)]

@@ -72,7 +72,7 @@ def list_entries(as_json: AsJson = False) -> None:
     table.add_column("last used")
     for entry in found:
         table.add_row(entry.name, str(entry.size_bytes), entry.used)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
 
 
 @cache.command()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from peertile.checker.check import check as check_program
-from peertile.errors import ArgumentError
+from peertile.checker.program import CannotCheck
+from peertile.checker.watch import HOST_SECONDS
+from peertile.errors import ArgumentError, PeertileError
 from peertile.sim.conditions import Conditions, Overlap
 from peertile.sim.verdicts import read_choices
 
@@ -42,6 +49,12 @@ def check(
     syncing_allocations: Annotated[
         bool, typer.Option("--syncing-allocations", help="Allocating and freeing wait for the device to be idle.")
     ] = False,
+    host_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long a host may run or wait without letting others go on.")
+    ] = HOST_SECONDS,
+    follow_faults: Annotated[
+        bool, typer.Option("--follow-faults", help="A kernel that fails raises on its host, which may go on.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
@@ -55,20 +68,57 @@ def check(
         raise ArgumentError(
             f"check: --choices: expected numbers and z followed by a number, joined by dots, got {choices!r}"
         ) from None
-    report = check_program(
-        program,
-        ranks,
-        schedules=schedules,
-        seed=seed,
-        choices=replay,
-        exhaustive=exhaustive,
-        limit=limit,
-        argv=arguments,
-        resident=resident,
-        traced=html is not None,
-        conditions=Conditions(overlap, queue, blocking_launches, syncing_allocations),
-    )
+    if html is not None and (html.is_dir() or not html.parent.is_dir()):
+        raise ArgumentError(f"check: --html: expected a file in a folder that is there, got {str(html)!r}")
+    with _apart():
+        report = check_program(
+            program,
+            ranks,
+            schedules=schedules,
+            seed=seed,
+            choices=replay,
+            exhaustive=exhaustive,
+            limit=limit,
+            argv=arguments,
+            resident=resident,
+            traced=html is not None,
+            conditions=Conditions(overlap, queue, blocking_launches, syncing_allocations),
+            host_seconds=host_seconds,
+            follow_faults=follow_faults,
+        )
     if html is not None:
-        html.write_text(report.page())
+        html.write_text(report.page(), encoding="utf-8")
     print(json.dumps(report.as_dict(), indent=2) if as_json else report)
     raise typer.Exit(0 if report.clean else FOUND_STATUS)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What goes past the streams of the ranks, as from a library in C, does not mix with the report; and an error of
+    the checker itself is not taken for a fault of the program."""
+    sys.stdout.flush()
+    with _standard_output_on_error():
+        try:
+            yield
+        except (PeertileError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            traceback.print_exc()
+            raise CannotCheck(
+                f"check: {type(error).__name__} in the checker, which is no fault of the program: see above"
+            ) from None
+
+
+@contextmanager
+def _standard_output_on_error() -> Iterator[None]:
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -43,8 +43,8 @@ def progress(group: Group, label: str, total: int) -> Iterator[Callable[[int, st
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.fields[note]}", markup=False), TimeElapsedColumn(),
     ) as bar:  # fmt: skip
         task = bar.add_task(label, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
@@ -68,4 +68,4 @@ def report(title: str, rows: Mapping[str, str]) -> None:
     table.add_column()
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # texts are shown as they are, [brackets] too

@@ -46,7 +46,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     machine = {"platform": found["platform"], "python": found["python"], **_cpu_rows(found["cpu"])}
     machine |= {f"package {name}": text or "not installed" for name, text in found["packages"].items()}
     cache = found["cache"]

@@ -57,7 +57,8 @@ def inspect(
         print(json.dumps(result.as_dict(), indent=2))
         return
     console = Console()
-    console.print(f"[bold]{kernel.name}[/bold]  bounds: {result.bounds}")
+    console.print(kernel.name, style="bold", end="  ", markup=False)
+    console.print(f"bounds: {result.bounds}", markup=False)
     text = result.stages.get(stage.value)
     if text is None:
         where = "cpu" if arch is None else arch

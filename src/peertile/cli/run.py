@@ -52,7 +52,7 @@ def run(
     if as_json:
         print(json.dumps(_as_dict(report), indent=2))
     elif report.first_failure is not None:
-        Console(stderr=True).print(_table(report))
+        Console(stderr=True, markup=False, emoji=False).print(_table(report))
     raise typer.Exit(report.status)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from peertile.comm.launcher import init, lifeline, report_failure
+from peertile.comm.launcher import init, lifeline, loading, report_failure
 from peertile.comm.lifeline import FunctionTask, Lifeline, Raised, Returned
 from peertile.errors import ArgumentError, InternalError, UsageError
 
@@ -34,7 +34,8 @@ def main() -> None:
     if not isinstance(task, FunctionTask):
         raise InternalError(f"spawn: expected a task, got {type(task).__name__}")
     try:
-        function, args = _load(task)
+        with loading():
+            function, args = _load(task)
         value = function(init(), *args)
         line.send(Returned(_pickled_result(task.name, value)))
     except BaseException as error:
@@ -75,7 +76,7 @@ def _module(task: FunctionTask) -> ModuleType:
 def _pickled_result(name: str, value: object) -> bytes:
     try:
         return pickle.dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except Exception as error:  # a class of the user may do anything when it is pickled
         raise ArgumentError(
             f"spawn({name}): result: expected a value that can be pickled, got {type(value).__name__} ({error})"
         ) from None

@@ -25,7 +25,7 @@ from peertile.comm.frames import MAX_FDS
 from peertile.comm.rendezvous import Link
 from peertile.config import config
 from peertile.errors import ArgumentError, PeerFailed, SymmetryError, UsageError
-from peertile.runtime.checks import check_callable, check_integer, check_text, check_timeout
+from peertile.runtime.checks import check_callable, check_integer, check_text, check_timeout, not_pickled
 
 __all__ = ["Group", "RankModel", "describe"]
 
@@ -56,6 +56,8 @@ class RankModel(Enum):
 
 class Group:
     """A set of ranks that work together. `init` makes the world group, `subgroup` the others."""
+
+    __reduce_ex__ = not_pickled
 
     def __init__(
         self,

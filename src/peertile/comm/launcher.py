@@ -34,7 +34,8 @@ from peertile.runtime.device import Device
 from peertile.runtime.registry import open_rank_device, place_rank, use_device
 
 __all__ = [
-    "Program", "current_group", "init", "join", "join_as", "lifeline", "program", "report_failure", "run", "spawn",
+    "Program", "current_group", "init", "join", "join_as", "lifeline", "loading", "program", "report_failure",
+    "run", "spawn",
 ]  # fmt: skip
 
 _THREAD_GRACE_S = 5.0
@@ -52,6 +53,7 @@ class _ThisProcess:
         self.joined: dict[tuple[int, str], int] = {}  # how often it has met others at a port for a job
         self.lifeline: Lifeline | None = None
         self.hooked = False
+        self.loading = False  # this rank imports the program of who has spawned it
         self.failed = False  # this rank ends with an error that its peers have been told
 
 
@@ -164,6 +166,10 @@ class Program:
     def __call__(self, group: Group, *args: Any) -> Any:
         return self.function(group, *args)
 
+    def __reduce__(self) -> str:
+        """By name, as functions are pickled and copied."""
+        return str(self.function.__qualname__)
+
 
 def program(function: Callable[..., Any]) -> Program:
     """Marks `function(group, *args)` as what each rank runs: `run`, `spawn` and `peertile check` take it."""
@@ -213,7 +219,9 @@ def spawn(
     """Runs `function(group, *args)` on `ranks` new ranks and returns their results in rank order.
 
     This process is none of them. Processes need a function at the top level of a module, and arguments and results
-    that can be pickled. If a rank fails: PeerFailed naming the first, from its own exception where that is known.
+    that can be pickled; each rank imports that module, so at its top level call this under
+    `if __name__ == "__main__":` (else UsageError). If a rank fails: PeerFailed naming the first, from its own exception
+    where that is known.
     """
     check_callable("spawn(function)", function)
     check_integer("spawn(ranks)", ranks, 1)
@@ -223,6 +231,11 @@ def spawn(
         check_timeout("spawn(timeout_s)", timeout_s)
     if model is RankModel.THREADS:
         return _run_threads(function, ranks, args, timeout_s)
+    if _this_process.loading:  # each rank would start ranks of its own, and those too, without an end
+        raise UsageError(
+            "spawn: called while a rank imports the program that has spawned it; call it under "
+            '`if __name__ == "__main__":`'
+        )
     results: list[Any] = [None] * ranks
     raised: dict[int, Raised] = {}
 
@@ -260,6 +273,16 @@ def lifeline() -> Lifeline | None:
     if _this_process.lifeline is None:
         _this_process.lifeline = Lifeline.inherited(os.environ)
     return _this_process.lifeline
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """While this rank imports the program of who has spawned it."""
+    _this_process.loading = True
+    try:
+        yield
+    finally:
+        _this_process.loading = False
 
 
 def report_failure(error: BaseException) -> None:
@@ -376,7 +399,7 @@ def _task(function: Callable[..., Any], args: Sequence[Any]) -> FunctionTask:
         )
     try:
         arguments = pickle.dumps(tuple(args))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except Exception as error:  # a class of the user may do anything when it is pickled
         raise ArgumentError(
             f"spawn({name}): args: expected values that can be pickled, got {args!r} ({error}); "
             f"make them in the function, or pass model=RankModel.THREADS"

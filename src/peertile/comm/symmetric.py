@@ -278,6 +278,8 @@ class SymmetricHeap:
         size = self.group.size
         if links is not None and not isinstance(links, Links):
             raise ArgumentError(f"links: expected pt.Links or None, got {links!r}")
+        if links is not None:
+            links = Links.of(*links)  # its constructor checks nothing
         if links is not None and links.size != size:
             raise ArgumentError(f"links: expected links between {size} ranks, as the group has, got {links.size}")
         return Mailbox(self, shape, dtype, _positive("programs", programs), depth, links, posts_ahead)

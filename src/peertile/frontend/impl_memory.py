@@ -169,17 +169,20 @@ def _exclusive_store(b: Build, self: Abstract, tile: Abstract) -> Abstract:
 
 
 @implements(T.Exclusive.tiles)
-def _tiles(b: Build, self: Abstract, dealt: Abstract = NONE, down: Abstract = NONE) -> Abstract:
+def _tiles(
+    b: Build, self: Abstract, dealt: Abstract = NONE, down: Abstract = NONE, even: Abstract = NONE
+) -> Abstract:  # fmt: skip
     assert isinstance(self, Exclusive)
     is_down = down != NONE and flag_arg(b, down, f"`{self.name}.tiles`: down")
+    is_even = even != NONE and flag_arg(b, even, f"`{self.name}.tiles`: even")
     if dealt == NONE:
-        return TilesIterator(self, None, is_down)
+        return TilesIterator(self, None, is_down, is_even)
     if not self.partition.persistent:
         b.fail(
             f"`{self.name}.tiles`: dealt: expected a persistent partition, whose programs have several tiles; "
             "leave dealt out, or make the partition persistent"
         )
-    return TilesIterator(self, index_scalar(b, dealt, f"`{self.name}.tiles`: dealt"), is_down)
+    return TilesIterator(self, index_scalar(b, dealt, f"`{self.name}.tiles`: dealt"), is_down, is_even)
 
 
 @implements(T.Exclusive.num_tiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import peertile.language as T
-from peertile.dtypes import b1, i64
+from peertile.dtypes import b1, i32, i64, u32, u64
 from peertile.frontend.convert import axis_number, broadcast_to, cast, constant, index_scalar, int_arg, shape_arg
 from peertile.frontend.groups import check_range
 from peertile.frontend.impl_folds import index_along
@@ -16,7 +16,7 @@ from peertile.frontend.values import Abstract, Tile, Tup, describe
 from peertile.ir import ops
 from peertile.ir.core import Value
 from peertile.ir.ops import Binary, CheckKind, Compare, Fold
-from peertile.ir.types import INDEX, MAX_TILE_RANK, TileType
+from peertile.ir.types import BOOL, INDEX, MAX_TILE_RANK, TileType
 
 __all__: list[str] = []
 
@@ -166,21 +166,17 @@ def _take(b: Build, x: Abstract, index: Abstract, axis: Abstract) -> Abstract:
         )
     limit = tile.type.shape[k]
     if not _is_inside(places.value, limit):
-        wide = cast(b, places.value, i64)
-        t = wide.type
-        assert isinstance(t, TileType)
-        low, high = constant(b, 0, i64, t.shape), constant(b, limit, i64, t.shape)
-        at_least = b.builder.value(ops.CompareOp, (wide, low), t.with_dtype(b1), fn=Compare.GE)
-        below = b.builder.value(ops.CompareOp, (wide, high), t.with_dtype(b1), fn=Compare.LT)
-        inside = b.builder.value(ops.BinaryOp, (at_least, below), below.type, fn=Binary.AND)
-        for a in reversed(range(t.rank)):
-            have = inside.type
-            assert isinstance(have, TileType)
-            to = have.with_shape(have.shape[:a])
-            inside = b.builder.value(ops.Reduce, (inside,), to, fn=Fold.AND, axis=a)
-        b.builder.emit(
-            ops.Check, (inside,), kind=CheckKind.BOUNDS, message=f"{role}: an index is not in 0 … {limit - 1}"
-        )
+        # As unsigned, of which a negative one is greater than any in range: the greatest tells, and is reported.
+        signed, bits = (i64, u64) if places.type.dtype.bits == 64 else (i32, u32)
+        is_signed = places.type.dtype.min < 0
+        found = cast(b, cast(b, places.value, signed) if is_signed else places.value, bits)
+        for a in reversed(range(places.type.rank)):
+            to = TileType(bits, places.type.shape[:a])
+            found = b.builder.value(ops.Reduce, (found,), to, fn=Fold.MAX, axis=a)
+        inside = b.builder.value(ops.CompareOp, (found, constant(b, limit, bits)), BOOL, fn=Compare.LT)
+        got = cast(b, cast(b, found, signed) if is_signed else found, i64)
+        numbers = got, constant(b, limit, i64)
+        b.builder.emit(ops.Check, (inside, *numbers), kind=CheckKind.BOUNDS, message=f"{role}: index out of range")
     return _take_from(b, tile.value, places.value, k)
 
 

@@ -160,7 +160,7 @@ def _copy(b: Build, source: View, target: View, role: str, *, asynchronous: bool
             part = b.builder.value(ops.Load, (source.value, *index), tile, bounds=Bounds.PROVEN)
             operands = (target.value, part, *index)
             if asynchronous:
-                b.builder.value(ops.AsyncStore, operands, TransferType(), bounds=Bounds.PROVEN)
+                b.builder.value(ops.AsyncStore, operands, TransferType(), bounds=Bounds.PROVEN, copies=True)
             else:
                 b.builder.emit(ops.Store, operands, bounds=Bounds.PROVEN)
             return

@@ -345,6 +345,7 @@ def _counted(
     body: Callable[[Value], Flow],
     *,
     stages: int = 1,
+    divided: bool = False,
     message: str = _ENDED_LOOP,
     kind: RegionKind = RegionKind.LOOP,
     box: str = "",
@@ -358,6 +359,7 @@ def _counted(
         kind=kind,
         box=box,
         stages=stages,
+        divided=divided,
     )
     return _after_loop(b, flow)
 
@@ -370,7 +372,7 @@ def _over_range(b: Build, node: ast.For, it: RangeIterator) -> Flow:
         _bind(b, node.target, Tile(iv))
         return _trip(b, node.body)
 
-    return _counted(b, node, (it.lo, it.hi, it.step), body, stages=it.stages)
+    return _counted(b, node, (it.lo, it.hi, it.step), body, stages=it.stages, divided=it.divided)
 
 
 def _zero_one(b: Build) -> tuple[Value, Value]:
@@ -405,6 +407,8 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
         highest = b.builder.value(ops.BinaryOp, (total, constant(b, 1, i64)), INDEX, fn=Binary.SUB)
 
     def body(linear: Value) -> Flow:
+        if it.is_even and z.partition.persistent:
+            linear = _other_way_round(b, linear, total, step)
         if it.is_down:
             linear = b.builder.value(ops.BinaryOp, (highest, linear), INDEX, fn=Binary.SUB)
         index = tuple(b.builder.emit(ops.TileIndex, (z.view, linear), [INDEX] * z.type.rank).results)
@@ -413,6 +417,24 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
 
     message = "`{name}` is a tile of a loop that has ended; store to it inside the loop"
     return _counted(b, node, bounds, body, message=message)
+
+
+def _other_way_round(b: Build, linear: Value, total: Value, step: Value) -> Value:
+    """The tile that is dealt in the place of tile `linear`, where every other round before the last one goes the other
+    way round; that one alone may not be whole."""
+
+    def binary(fn: Binary, x: Value, y: Value) -> Value:
+        return b.builder.value(ops.BinaryOp, (x, y), INDEX, fn=fn)
+
+    one, two = constant(b, 1, i64), constant(b, 2, i64)
+    turn = binary(Binary.QUOT, linear, step)
+    last = binary(Binary.QUOT, binary(Binary.SUB, total, one), step)
+    is_turned = b.builder.value(
+        ops.CompareOp, (binary(Binary.REM, binary(Binary.SUB, last, turn), two), one), BOOL, fn=Compare.EQ
+    )
+    # Of round r the first is r s and the last r s + s - 1, so what is opposite to one of them is their sum less it.
+    ends = binary(Binary.ADD, binary(Binary.MUL, binary(Binary.MUL, turn, step), two), binary(Binary.SUB, step, one))
+    return b.builder.value(ops.Select, (is_turned, binary(Binary.SUB, ends, linear), linear), INDEX)
 
 
 def _place(b: Build, place: Value, step: Value, it: TilesIterator) -> Value:

@@ -347,6 +347,7 @@ class RangeIterator(Abstract):
     step: Value
     stages: int
     is_down: bool = False
+    divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -358,11 +359,13 @@ class StaticIterator(Abstract):
 
 @dataclass(frozen=True)
 class TilesIterator(Abstract):
-    """`z.tiles(dealt)`; None where nothing has been dealt before. `is_down`: from the last tile on."""
+    """`z.tiles(dealt)`; None where nothing has been dealt before. `is_down`: from the last tile on. `is_even`: every
+    other round of the dealing goes the other way round."""
 
     exclusive: Exclusive
     dealt: Value | None = None
     is_down: bool = False
+    is_even: bool = False
 
 
 @dataclass(frozen=True)

@@ -1010,12 +1010,13 @@ class TileStore(Op):
 class AsyncStore(Op):
     """As `store`, by an agent of its own: it starts with what this program has done, may end at any time before
     the transfer is waited for, and what it wrote is ordered before what follows that wait. A kernel's end waits
-    for all. Result: the transfer. Operands as of `store`."""
+    for all. `copies`: the tile was loaded for it, and that agent may read the place it was loaded from until it ends.
+    Result: the transfer. Operands as of `store`."""
 
     NAME = "async_store"
     OPERANDS = (2, None)
     RESULTS = (1, 1)
-    ATTRS = {"bounds": Bounds.UNKNOWN}
+    ATTRS = {"bounds": Bounds.UNKNOWN, "copies": False}
     EFFECTS = frozenset({Effect.WRITE})
 
     def verify(self) -> None:
@@ -1315,7 +1316,7 @@ class For(Op):
     NAME = "for"
     OPERANDS = (3, None)
     RESULTS = (0, None)
-    ATTRS = {"stages": 1}
+    ATTRS = {"stages": 1, "divided": False}
     N_BLOCKS = 1
 
     def verify(self) -> None:
@@ -2036,9 +2037,10 @@ ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "value": (int, float, bool), "axis": (int,), "size": (int,), "axes": (tuple,), "field": (str,),
     "fn": (Unary, Binary, Compare, Fold), "rounding": (Rounding,), "saturate": (bool,),
     "padding": (Padding,), "bounds": (Bounds,), "rmw": (Rmw, type(None)), "cmp": (Cmp,),
-    "proxy": (Proxy,), "add": (bool,),
+    "proxy": (Proxy,), "add": (bool,), "copies": (bool,),
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
     "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
     "masked": (bool,), "ordered": (bool,), "continues": (bool,), "all_programs": (bool,),
+    "divided": (bool,),
 }  # fmt: skip
 """What an attribute of each name may be; the verifier checks it before the op's own rule."""

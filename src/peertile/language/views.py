@@ -113,7 +113,7 @@ class Exclusive(ExclusiveTile):
     """
 
     @word
-    def tiles(self, dealt: Any = None, down: bool = False) -> Iterator[ExclusiveTile]:
+    def tiles(self, dealt: Any = None, down: bool = False, even: bool = False) -> Iterator[ExclusiveTile]:
         """This program's tiles in turn; exactly one when the partition is not persistent.
 
         Tiles are dealt to the programs one by one, from program 0 on. `dealt` is how many have been dealt before, of
@@ -121,6 +121,8 @@ class Exclusive(ExclusiveTile):
         that a program which got one tile more of the one partition gets one less of the other.
 
         `down` deals from the last tile on: where later tiles take longer, the short ones fill what is left at the end.
+        `even` deals every other round from the last program on: where tiles take longer and longer, or less and less,
+        every program of a persistent partition then has about as much to do.
 
         Example::
 

@@ -15,6 +15,12 @@ from peertile.kernel import kernel
 __all__ = ["attend", "attend_flat"]
 
 
+def power(x: T.Tile) -> T.Tile:
+    """Two to the x, and 0 for less than 2^-126 of the greatest weight, which is nothing beside it: small numbers take
+    a GPU several instructions more."""
+    return T.where(x < -126.0, 0.0, T.exp2(x))
+
+
 def attend_blocks(
     query: T.Tile, best: T.Tile, norm: T.Tile, acc: T.Tile, k: T.Shared, v: T.Shared, b: T.Tile, group: T.Tile,
     first: T.Tile, last: T.Tile, stop: T.Tile, when: T.Tile, scale: T.Tile, BK: int, MASKED: bool, CAUSAL: bool,
@@ -39,14 +45,8 @@ def attend_blocks(
                 seen = seen & (at[None, :] <= when[:, None])
             score = T.where(seen, score, float("-inf"))
         peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
-        if MASKED:
-            base = T.where(peak == float("-inf"), 0.0, peak)  # no key seen yet: -inf - -inf is NaN
-            weight = T.exp2(T.fma(score, scale, -base))
-        else:
-            # Less than 2^-126 of the greatest weight counts as that much, which is nothing beside it, and spares what
-            # exponentials of smaller numbers take.
-            base = peak
-            weight = T.exp2(T.maximum(T.fma(score, scale, -base), -126.0))
+        base = T.where(peak == float("-inf"), 0.0, peak) if MASKED else peak  # no key seen yet: -inf - -inf is NaN
+        weight = power(T.fma(score, scale, -base))
         kept = T.exp2(best - base)
         norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
         acc = T.mma(weight.astype(v.dtype), value, acc * kept)
@@ -106,11 +106,11 @@ def attend_flat(
     """As attend without lengths, where batches and heads are one axis: o [queries, heads, D], q [heads, queries, D],
     k and v [groups, keys, D]; without CAUSAL keys are a multiple of BK.
 
-    One loop over keys without checks, which a GPU can divide among groups of warps (`CudaOptions.specialize`): while
-    one of them forms weights, another multiplies. So every block is compared with CAUSAL, in 32 bits.
+    One loop over keys without checks, which a GPU can divide among groups of warps: while one of them forms weights,
+    another multiplies. So every block is compared with CAUSAL, in 32 bits.
     """
     BQ, D = o.tile_shape[0], o.tile_shape[2]
-    for tile in o.tiles(down=True):
+    for tile in o.tiles(down=True, even=True):
         i, h, _ = tile.index
         keys = k.shape[1]
         shift = keys - q.shape[1]
@@ -124,7 +124,7 @@ def attend_flat(
         best = T.full((BQ, 1), float("-inf"), T.f32)
         norm = T.zeros((BQ, 1), T.f32)
         acc = T.zeros((BQ, D), T.f32)
-        for j in T.range(T.minimum(T.cdiv(last, BK), k.num_tiles((1, BK, D))[1]), stages=STAGES):
+        for j in T.range(T.minimum(T.cdiv(last, BK), k.num_tiles((1, BK, D))[1]), stages=STAGES, divided=True):
             key = T.reshape(k.load((group, j, 0), (1, BK, D)), (BK, D))
             value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
             score = T.mma(query, T.transpose(key))
@@ -133,7 +133,7 @@ def attend_flat(
                 score = T.where(T.iota(BK, T.i32)[None, :] <= left[:, None], score, float("-inf"))
             peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
             base = T.where(peak == float("-inf"), 0.0, peak) if CAUSAL else peak
-            weight = T.exp2(T.maximum(T.fma(score, scale, -base), -126.0))
+            weight = power(T.fma(score, scale, -base))
             kept = T.exp2(best - base)
             norm = norm * kept + T.sum(weight, axis=1, keepdims=True)
             acc = T.mma(weight.astype(v.dtype), value, acc * kept)

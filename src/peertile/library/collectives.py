@@ -271,14 +271,12 @@ class Collectives(Communicator):
             self._hello = own(heap.mailbox(tile=1, dtype=u64, programs=p))
             self._counts = own(heap.mailbox(tile=1, dtype=i64, programs=1))
             self._go, self._ready, self._done, self._lead, self._ack = (own(heap.signal(slots=p)) for _ in range(5))
-            self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch) if on_gpu else None
+            self._gpu = GpuPlans(heap, PROGRAMS_PER_EXECUTOR * executors, self.arch, own) if on_gpu else None
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
         self._channel = self._hello.channel_argument().uses[0].storage
         # The two ways of staging as arguments, and what was faster by size.
         self._ways = tuple(self.device.asarray([k], i64) for k in range(2))
         self._staging: dict[int, Staging] = {}
-        if self._gpu is not None:
-            self._objects += self._gpu.objects
         # By heap, which they keep alive: its id stays its own.
         self._over_multicast: dict[int, MulticastCollectives] = {}
         group.on_recover(self._recover)
@@ -511,6 +509,7 @@ class Collectives(Communicator):
         found = self._over_multicast.get(id(x.heap))
         if found is None:
             found = self._over_multicast[id(x.heap)] = MulticastCollectives(x.heap)
+            self._own(found.ready)
         return found.all_reduce(x, op)
 
     def _in_words(self, t: Tensor, word: int = 4) -> Tensor:

@@ -60,7 +60,7 @@ class Communicator:
     heap: SymmetricHeap
     _owns_heap: bool
     _objects: list[Any]
-    """What it has in the heap, to be given back."""
+    """What it has in its heap, and in those of tensors that it worked on, to be given back."""
     _closed: bool
 
     @contextlib.contextmanager
@@ -94,16 +94,18 @@ class Communicator:
         if self._closed:
             return
         self._closed = True
-        if self._owns_heap:
-            self.group.forget_recover(self._recover)
-            self.heap.close()
-        elif self.group.failure() is None:
+        if self._owns_heap:  # which takes what is in it
+            self._objects = [item for item in self._objects if item.heap is not self.heap]
+        if not self._objects or self.group.failure() is None:
             self._give_back()
+        if self._owns_heap:
+            self.heap.close()
 
     def _give_back(self) -> None:
         while self._objects:
-            if not self.heap.closed:  # which took all of them
-                self.heap.free(self._objects[0])
+            heap = self._objects[0].heap
+            if not heap.closed:  # which took all of them
+                heap.free(self._objects[0])
             del self._objects[0]
         self.group.forget_recover(self._recover)
 

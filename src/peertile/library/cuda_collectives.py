@@ -10,6 +10,7 @@ and checks no arguments: collectives.py does. What it chooses depends on facts t
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -92,28 +93,27 @@ def heap_bytes(ranks: int, programs: int) -> int:
 class GpuPlans:
     """The channels of one communicator for grids of up to `programs` programs."""
 
-    def __init__(self, heap: SymmetricHeap, programs: int, arch: str = "sm_90") -> None:
+    def __init__(
+        self, heap: SymmetricHeap, programs: int, arch: str = "sm_90", own: Callable[[Any], Any] = lambda item: item
+    ) -> None:
+        """Collective. `own` is told of each object of the heap as soon as there is one, and returns it: whoever calls
+        gives them back, those of plans that were never finished too."""
         self.heap = heap
         self.programs = programs
         self.arch = arch
         n = heap.group.size
         self.few = min(n, FEW_RANKS + 1)
         words, inbox = _sizes(n, programs)
-        self._words = heap.zeros((words,), u64)
-        self._inbox = heap.empty((inbox,), u8)
-        self._filled = heap.empty((programs * AHEAD_SLOTS * n * FILLED_WORDS,), u64)
+        self._words = own(heap.zeros((words,), u64))
+        self._inbox = own(heap.empty((inbox,), u8))
+        self._filled = own(heap.empty((programs * AHEAD_SLOTS * n * FILLED_WORDS,), u64))
         self._fill(self._filled, 0xFF)
-        self._calls = heap.zeros((programs * AHEAD_SLOTS, n), u64)
+        self._calls = own(heap.zeros((programs * AHEAD_SLOTS, n), u64))
         self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
         self._cuts: dict[tuple[Way, int], Any] = {}
-        self._hello = heap.zeros((programs * AHEAD_SLOTS, n), u64)
-        self._ready = heap.signal(slots=programs)
+        self._hello = own(heap.zeros((programs * AHEAD_SLOTS, n), u64))
+        self._ready = own(heap.signal(slots=programs))
         self._views: dict[tuple[int, DType, int], SymmetricTensor] = {}
-
-    @property
-    def objects(self) -> tuple[Any, ...]:
-        """What has to be given back to a heap that lives on."""
-        return self._words, self._inbox, self._filled, self._calls, self._hello, self._ready
 
     def shape(self, family: Family, nbytes: int, dtype: DType) -> Shape | None:
         """How the table cuts a message of `nbytes` to each other rank; None where these kernels do not take it, or

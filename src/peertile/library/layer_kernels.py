@@ -15,7 +15,8 @@ import peertile.language as T
 from peertile.kernel import kernel
 
 __all__ = [
-    "cache_append", "embedding", "layer_norm", "linear", "mean_pool", "rms_norm", "rope", "softmax", "swiglu",
+    "cache_append", "embedding", "layer_norm", "linear", "linear_row", "mean_pool", "rms_norm", "rope", "softmax",
+    "swiglu",
 ]  # fmt: skip
 
 
@@ -51,6 +52,27 @@ def linear(
         if ADDED:
             acc = acc + residual.load_like(tile).astype(T.f32)
         tile.store(acc.astype(y.dtype))
+
+
+@kernel
+def linear_row(
+    y: T.Exclusive, x: T.Shared, w: T.Shared, bias: T.Shared, residual: T.Shared, BK: T.Const[int],
+    STAGES: T.Const[int], ACTIVATION: T.Const[str], BIASED: T.Const[bool], ADDED: T.Const[bool],
+) -> None:  # fmt: skip
+    """As linear for one row: nothing but reading w, by many programs of few columns each, without a matrix unit."""
+    m, n = y.index
+    BN = y.tile_shape[1]
+    acc = T.zeros((BK, BN), T.f32)
+    for k in T.range(x.num_tiles((1, BK))[1], stages=STAGES):
+        row = T.reshape(x.load((m, k), (1, BK)), (BK, 1)).astype(T.f32)
+        acc = T.fma(T.broadcast(row, (BK, BN)), w.load((k, n), (BK, BN)).astype(T.f32), acc)
+    out = T.sum(acc, axis=0)[None, :]
+    if BIASED:
+        out = out + bias.load((n,), (BN,)).astype(T.f32)
+    out = activated(out, ACTIVATION)
+    if ADDED:
+        out = out + residual.load_like(y).astype(T.f32)
+    y.store(out.astype(y.dtype))
 
 
 @kernel

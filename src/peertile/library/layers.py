@@ -141,6 +141,19 @@ def _linear_way(rows: int, columns: int, inner: int, programs: int) -> tuple[tup
     return tile, depth
 
 
+ROW_TILE_BYTES = 16384
+"""Of a weight in a program's hands at a time, where a GPU multiplies it by one row."""
+ROW_PROGRAMS = 256
+
+
+def _row_way(columns: int, element_bytes: int, is_by_columns: bool) -> tuple[tuple[int, int], int]:
+    """Tile and inner extent for one row on a GPU: programs for every multiprocessor, each of which reads whole sectors
+    of the weight, 32 bytes."""
+    least = 4 if is_by_columns else 32 // element_bytes
+    wide = max(least, min(64, power_of_two(columns // ROW_PROGRAMS + 1) // 2))
+    return (1, wide), ROW_TILE_BYTES // element_bytes // wide
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -184,7 +197,12 @@ def linear(
     flat = as_rows("linear", "out", y)
     if not y.size:
         return value(y, device=device)
-    if device.driver.kind is DriverKind.CUDA:
+    kernel = kernels.linear
+    part: Any
+    if device.driver.kind is DriverKind.CUDA and rows.shape[0] == 1:
+        tile, depth = _row_way(outputs, x.dtype.bits // 8, w.strides[0] == 1)
+        kernel, stages, part = kernels.linear_row, 2, flat.partition(tile)
+    elif device.driver.kind is DriverKind.CUDA:
         way = choose_product(device.target or "gpu", x.dtype.name, rows.shape[0])
         tile, depth, stages = way.tile, way.inner, way.stages
         part = flat.partition(tile).persistent(swizzle=8) if way.is_persistent else flat.partition(tile)
@@ -192,7 +210,7 @@ def linear(
         tile, depth = _linear_way(rows.shape[0], outputs, inputs, device.persistent_programs)
         stages, part = 1, flat.partition(tile).persistent()
     more = rows if residual is None else as_rows("linear", "residual", residual)
-    op = kernels.linear(
+    op = kernel(
         part, rows, w, w if bias is None else bias, more,
         BK=depth, STAGES=stages, ACTIVATION=activation.value, BIASED=bias is not None, ADDED=residual is not None,
     )  # fmt: skip

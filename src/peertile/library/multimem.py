@@ -113,7 +113,8 @@ class MulticastCollectives:
             raise ArgumentError(f"MulticastCollectives: programs: expected an integer > 0, got {programs!r}")
         self.heap = heap
         self.programs = programs
-        self._ready: Signal = heap.signal(slots=programs)
+        self.ready: Signal = heap.signal(slots=programs)
+        """All that it has in the heap."""
 
     # ---------------------------------------------------------------- checks
 
@@ -161,7 +162,7 @@ class MulticastCollectives:
         count = prod(x.shape)
         tile = self._tile("all_reduce", "x", count, x.dtype.itemsize)
         grid = self._grid(-(-count // (tile * self.heap.group.size)))
-        return _all_reduce.grid(grid)(x, self._ready, R=rmw, B=tile)
+        return _all_reduce.grid(grid)(x, self.ready, R=rmw, B=tile)
 
     def reduce_scatter(self, out: Tensor, x: MulticastTensor, op: ReduceOp = ReduceOp.SUM) -> LaunchOp:
         """out = this rank's share of x_0 op x_1 op …: elements [rank · n, (rank + 1) · n) where out has n."""
@@ -170,7 +171,7 @@ class MulticastCollectives:
         self._share("reduce_scatter", "out", out, x)
         tile = self._tile("reduce_scatter", "out", out.size, x.dtype.itemsize)
         part = out.reshape(out.size).partition(tile).persistent(self._grid(out.size // tile))
-        return _reduce_scatter(part, x, self._ready, R=rmw, B=tile)
+        return _reduce_scatter(part, x, self.ready, R=rmw, B=tile)
 
     def all_gather(self, x: MulticastTensor, mine: Tensor) -> LaunchOp:
         """x_r = the `mine` of all ranks in their order, on every rank r."""
@@ -178,7 +179,7 @@ class MulticastCollectives:
         self._share("all_gather", "mine", mine, x)
         tile = self._tile("all_gather", "mine", mine.size, x.dtype.itemsize)
         grid = self._grid(mine.size // tile)
-        return _all_gather.grid(grid)(x, mine.reshape(mine.size), self._ready, B=tile)
+        return _all_gather.grid(grid)(x, mine.reshape(mine.size), self.ready, B=tile)
 
     def signal(self, words: MulticastTensor, value: int, index: int = 0, *, add: bool = False) -> LaunchOp:
         """words_r[index] = value, or += value with `add`, on every rank r: release, system scope. Waits for nobody."""

@@ -4,14 +4,22 @@ beyond numpy integers to int. What needs the object itself (shapes, ranks of a g
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
 from peertile.dtypes import DType
-from peertile.errors import ArgumentError
+from peertile.errors import ArgumentError, UsageError
 
-__all__ = ["check_callable", "check_dtype", "check_finite", "check_integer", "check_text", "check_timeout"]
+__all__ = [
+    "check_callable",
+    "check_dtype",
+    "check_finite",
+    "check_integer",
+    "check_text",
+    "check_timeout",
+    "not_pickled",
+]
 
 
 def check_integer(role: str, value: Any, least: int | None = 0, most: int | None = None) -> int:
@@ -61,3 +69,11 @@ def check_dtype(value: Any, role: str = "dtype") -> DType:
     if not isinstance(value, DType):
         raise ArgumentError(f"{role}: expected a peertile dtype such as pt.f32, got {value!r}")
     return value
+
+
+def not_pickled(thing: object, protocol: SupportsIndex) -> NoReturn:
+    """The `__reduce_ex__` of what this process alone has. All that holds it is refused with it."""
+    raise UsageError(
+        f"pickle, copy: expected a value, got what this process alone has ({type(thing).__name__}); pass on values, as "
+        "Tensor.numpy() gives them, and make tensors, groups and streams where they are used"
+    )

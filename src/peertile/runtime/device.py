@@ -16,7 +16,7 @@ import numpy as np
 from peertile.config import config
 from peertile.dtypes import DType
 from peertile.errors import AllocationError, UsageError, WaitTimeout
-from peertile.runtime.checks import check_dtype
+from peertile.runtime.checks import check_dtype, not_pickled
 from peertile.runtime.context import explain, outside_execution
 from peertile.runtime.driver import Capabilities, DriverDevice, MemoryStats, Status, Ticket
 from peertile.runtime.lease import LeaseTable, check_unique
@@ -37,6 +37,8 @@ class Device:
 
     `persistent_programs` is how many programs a persistent partition gets by default.
     """
+
+    __reduce_ex__ = not_pickled
 
     def __init__(self, driver: DriverDevice) -> None:
         self.serial = next(_serials)  # never used again, unlike id(): what is kept per device is found by it

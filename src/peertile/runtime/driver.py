@@ -140,7 +140,8 @@ class FaultRecord:
     """How one operation failed, as the device saw it; the runtime turns it into a DeviceFault.
 
     `program` and `place` are -1 where no program of a kernel was to blame; `place` indexes `Binary.places`.
-    `got` and `limit` are the values of a check, or (seen, expected) of a wait on the word at `address`.
+    `got` and `limit` are the values of a check, or (seen, expected) of a wait on the word at `address`. `note`: what
+    else the driver knows about the cause, a sentence for the end of the message, or nothing.
     """
 
     kind: FaultKind
@@ -155,6 +156,7 @@ class FaultRecord:
     node: int = -1  # which node of a graph, -1 outside one
     cause: FaultRecord | None = None
     error: BaseException | None = field(default=None, compare=False)
+    note: str = field(default="", compare=False)
 
 
 class Status(Enum):

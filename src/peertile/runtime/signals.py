@@ -79,7 +79,8 @@ def _explain(record: FaultRecord, bound_s: float, width: int) -> PeertileError:
         return explain(record)
     mask = (1 << width) - 1
     return WaitTimeout(
-        f"wait_eq: nothing came within {bound_s:g} s; expected {record.limit & mask}, last seen {record.got & mask}",
+        f"wait_eq: nothing came within {bound_s:g} s; expected {record.limit & mask}, last seen {record.got & mask}"
+        f"{record.note and '; ' + record.note}",
         op="wait_eq",
         expected=record.limit & mask,
         seen=record.got & mask,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peertile.errors import UsageError
+from peertile.runtime.checks import not_pickled
 from peertile.runtime.site import Site
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Storage:
         "nbytes",
         "owner",
     )
+
+    __reduce_ex__ = not_pickled
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from peertile.errors import DeviceFault, UsageError, WaitTimeout
+from peertile.runtime.checks import not_pickled
 from peertile.runtime.driver import EventHandle, Status, StreamHandle, Ticket
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Stream:
         "__weakref__", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording", "retire_at",
         "seen",
     )  # fmt: skip
+
+    __reduce_ex__ = not_pickled
 
     def __init__(self, device: Device, name: str, priority: int = 0) -> None:
         self.device = device

@@ -245,7 +245,12 @@ class Tensor:
             raise ArgumentError(f"index: expected up to {len(self.shape)} slices, got {index!r}")
         offset, shape, strides = self.offset, list(self.shape), list(self.strides)
         for axis, s in enumerate(slices):
-            start, stop, step = s.indices(self.shape[axis])
+            try:
+                start, stop, step = s.indices(self.shape[axis])
+            except (TypeError, ValueError):  # something else than integers, or a step of 0
+                raise ArgumentError(
+                    f"index: expected a slice of integers with a step >= 1 on axis {axis}, got {s}"
+                ) from None
             if step < 1:
                 raise ArgumentError(f"index: expected a step >= 1 on axis {axis}, got {step}")
             offset += start * self.strides[axis] * self.dtype.itemsize

@@ -76,6 +76,10 @@ class Agent:
             return f"program {self.program} of {self.label} on rank {self.rank}"
         return f"{self.label} of rank {self.rank}"
 
+    def launched(self) -> str:
+        """Where the host launched it, "launched at file:line"; empty for who is no part of a launch."""
+        return ""
+
     def try_again(self) -> bool:
         """Nobody can go on: whether this agent does, which only a loop that polls may."""
         return False

@@ -11,7 +11,7 @@ happened.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from peertile.memory_model import Scope
@@ -28,6 +28,7 @@ __all__ = [
     "Record",
     "Shadow",
     "normal_box",
+    "open_access",
     "read_strong",
     "read_weak",
     "write_strong",
@@ -179,6 +180,10 @@ class Shadow:
         for cell in self._cells:
             cell.clear(self.initial)
 
+    def cells(self) -> Iterable[Cell]:
+        """All cells, each once."""
+        return dict.fromkeys(self._cells)
+
     def box(self, geometry: Geometry) -> Box:
         """The box of these bytes; of the same ones, always the same object."""
         box = self._boxes.get(geometry)
@@ -245,6 +250,20 @@ class Conflict(NamedTuple):
     cell: Cell
     earlier: Record | None
     why: str = ""
+
+
+def open_access(cells: Iterable[Cell], clock: Mapping[int, int]) -> tuple[Cell, Record] | None:
+    """An access that is not ordered before whoever has `clock`, if there is one."""
+    get = clock.get
+    for cell in cells:
+        write = cell.write
+        if write is not None and get(write.entry, 0) < write.epoch:
+            return cell, write
+        for records in (cell.reads, cell.strong_writes, cell.strong_reads):
+            for other in records.values():
+                if get(other.entry, 0) < other.epoch:
+                    return cell, other
+    return None
 
 
 # The four checks below are the inner loop of the simulator: each returns the first conflict, or records the access.

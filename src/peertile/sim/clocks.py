@@ -11,9 +11,30 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Adds", "Clock", "join", "necessary"]
+__all__ = ["Adds", "Clock", "join", "necessary", "seen", "seen_too"]
 
 Clock = dict[int, int]
+
+
+def seen(entry: int) -> int:
+    """The entry that says what of `entry` has happened before in this run, where a wait was ordered after less: what
+    it could have passed without is no order to judge races by, but replaced values are gone all the same."""
+    return -(4 * entry + 4)
+
+
+def seen_too(known: Mapping[int, int], released: Mapping[int, int]) -> Clock:
+    """`known`, and all else of `released` as seen."""
+    found = dict(known)
+    for entry, epoch in released.items():
+        if entry >= 0:
+            if found.get(entry, 0) >= epoch:
+                continue
+            entry = seen(entry)
+        elif entry & 3:  # of a proxy
+            continue
+        if found.get(entry, 0) < epoch:
+            found[entry] = epoch
+    return found
 
 
 def join(clock: Clock, other: Mapping[int, int]) -> None:

@@ -28,6 +28,10 @@ def place(machine: Machine, agent: Agent, site: Site, address: int, nbytes: int)
     """Object and byte of a range that is about to be accessed: it must exist, and not have been freed."""
     target, offset = machine.memory.at(address)
     end = offset + nbytes
+    by = target.given_back(offset, end) if target.gone and machine.judge else None
+    if by is not None:
+        record = Record(agent.entry, agent.clock[agent.entry], site, agent, agent.steps)
+        raise Found(Lifetime(access=access_of(target, record, ((offset, end),)), freed_by=by))
     if target.parts is not None and machine.judge and not target.part_around(offset, end) and end <= target.nbytes:
         record = Record(agent.entry, agent.clock[agent.entry], site, agent, agent.steps)
         raise Found(outside_part(target, record, offset, end))
@@ -87,7 +91,7 @@ def copy(machine: Machine, agent: Agent, name: str, dst: int, src: int, nbytes: 
         box = _box(target, to, nbytes)
         _check(machine, agent, site, target, box, True)
         target.data[to : to + nbytes] = data
-        if target.words:
+        if target.words or target.loose:
             disturb(agent, target, box.runs, site)
     else:
         np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(dst))[:] = data
@@ -110,7 +114,7 @@ def fill(machine: Machine, agent: Agent, name: str, dst: int, pattern: bytes, co
         target.data[to : to + nbytes].reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
     elif nbytes <= 1 << 24 or target.data[to : to + nbytes].any():  # zeros nobody has touched stay without backing
         target.data[to : to + nbytes] = 0
-    if target.words:
+    if target.words or target.loose:
         disturb(agent, target, box.runs, site)
 
 

@@ -196,8 +196,7 @@ class _Path:
         found = [(task.entry, *_next_of(task, self.vain)) for task in ready]
         able = {entry: what for entry, what, can in found if can}
         if not able:  # waits that will park: their order tells nobody
-            self.taken.append((0 - current) % len(ready))
-            return 0
+            return self._take(0, ready, current)
         if self.at < len(self.nodes):
             node = self.nodes[self.at]
         else:
@@ -223,7 +222,12 @@ class _Path:
             if isinstance(task, Stream) and task.queue:
                 join(node.known, task.queue[0].clock)
             node.epoch = task.clock[task.entry]
-        self.taken.append((k - current) % len(ready))
+        return self._take(k, ready, current)
+
+    def _take(self, k: int, ready: Sequence[Any], current: int) -> int:
+        """Who repeats the run is not asked where only one is ready."""
+        if len(ready) > 1:
+            self.taken.append((k - current) % len(ready))
         return k
 
     def value(self, n: int) -> int:
@@ -253,6 +257,9 @@ class Exhaustive:
         self._started = True
         return _Path(self._nodes, self._vain)
 
+    def _in_vain(self, what: _Next) -> bool:
+        return what.poll is not None and what.poll in self._vain
+
     def _backtrack(self) -> bool:
         """Shortens the path to its last choice with work left, and takes that up."""
         nodes = self._nodes
@@ -279,40 +286,70 @@ class Exhaustive:
         """Puts down the other order of every two dependent steps of the path that nothing else orders."""
         steps = [node for node in self._nodes if node.is_task]
         clocks: dict[int, dict[int, int]] = {}
+        afters: list[dict[int, int]] = []
         # For each place, the steps on it so far that a later one can depend on.
-        history: dict[Any, list[tuple[int, _Node, dict[int, int]]]] = {}
-        wild: list[tuple[int, _Node, dict[int, int]]] = []
+        history: dict[Any, list[tuple[int, _Node]]] = {}
+        wild: list[tuple[int, _Node]] = []
         for i, node in enumerate(steps):
             p, what = node.chosen, node.able[node.chosen]
             clock = clocks.setdefault(p, {})
             if what.alone:
                 clock[p] = i + 1
+                afters.append(dict(clock))
                 continue
             if what.place is None or what.others:
                 earlier = [s for found in history.values() for s in found] + wild
             else:
                 earlier = [s for (base, _), found in history.items() if base == what.place[0] for s in found] + wild
-            for j, other, after in sorted(earlier, key=lambda s: -s[0]):
+            for j, other in sorted(earlier, key=lambda s: -s[0]):
                 q, did = other.chosen, other.able[other.chosen]
                 if q == p or not did.depends(what):
                     continue
                 ordered = clock.get(q, 0) > j or node.known.get(q, 0) >= other.epoch > 0
-                if not ordered and p not in other.blocked and not _lets_pass(other, did, what):
-                    if p in other.able:
-                        other.todo.add(p)
-                    else:
-                        # Not able there: whoever leads to it, or everybody.
-                        leading = [e for e in other.able if clock.get(e, 0) > j + 1 or e == p]
-                        other.todo.update(leading[:1] or other.able)
-                for e, c in after.items():
+                if not ordered and not _lets_pass(other, did, what):
+                    self._reverse(steps, afters, clock, j, i)
+                for e, c in afters[j].items():
                     if clock.get(e, 0) < c:
                         clock[e] = c
             clock[p] = i + 1
-            kept = (i, node, dict(clock))
+            afters.append(dict(clock))
             if what.place is None or what.others:
-                wild.append(kept)
+                wild.append((i, node))
             else:
-                history.setdefault(what.place, []).append(kept)
+                history.setdefault(what.place, []).append((i, node))
+
+    def _reverse(self, steps: list[_Node], afters: list[dict[int, int]], clock: dict[int, int], j: int, i: int) -> None:
+        """Puts down, in front of step `j`, the beginning of a run in which step `i` comes before it.
+
+        That run goes on with the steps between the two that do not come after `j`, and then `i`. It may begin with any
+        task whose first step among them comes after none of the others. One of those that is explored there, or asleep
+        there, leads to it; the task of `i` itself need not: what it does there may be asleep, as it was covered, while
+        what it does later, behind a step of somebody else, was not."""
+        other, p = steps[j], steps[i].chosen
+        q = other.chosen
+        first: dict[int, tuple[int, dict[int, int]]] = {}
+        for k in range(j + 1, i):
+            task = steps[k].chosen
+            # A poll in vain is the same run without it.
+            if task not in first and afters[k].get(q, 0) <= j and not self._in_vain(steps[k].able[task]):
+                first[task] = k, afters[k]
+        if p not in first:
+            if p in other.blocked:
+                return
+            first[p] = i, clock
+        begin = [
+            e
+            for e, (k, after) in first.items()
+            if e in other.able
+            and not self._in_vain(other.able[e])
+            and not any(at < k and after.get(task, 0) > at for task, (at, _) in first.items())
+        ]
+        if any(e in other.todo or e in other.done or e in other.sleep for e in begin):
+            return
+        if begin:
+            other.todo.add(p if p in begin else begin[0])
+        else:  # what makes them able is no step that is known here
+            other.todo.update(other.able)
 
 
 def _lets_pass(node: _Node, did: _Next, what: _Next) -> bool:

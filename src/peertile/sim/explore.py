@@ -1,11 +1,12 @@
 """Exploration of a case: many random schedules, or all that differ, with confirmation and shrinking of what is found.
 
-A race that the event rule predicts is reported once a run shows it under what was read alone: the same run, or
-one in which the earlier agent is held right after its access. A failing schedule is shrunk to few switches.
+A race that the event rule predicts is reported once a run shows it under what was read alone: the same run, one in
+which the earlier agent is held right after its access, or a free one. A failing schedule is shrunk to few switches.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -14,11 +15,12 @@ from peertile.sim.choices import RandomChooser, ReplayChooser
 from peertile.sim.exhaust import Exhaustive
 from peertile.sim.machine import Park
 from peertile.sim.runs import Case, Outcome
-from peertile.sim.verdicts import Race, Replay, Verdict, WordMisuse
+from peertile.sim.verdicts import Lifetime, Race, Replay, Verdict, WordMisuse, spell_choices
 from peertile.sim.words import Rule
 
 __all__ = ["Report", "exhaust", "explore"]
 
+CONFIRMATIONS: Final = 8  # schedules in which one predicted fault is tried to be shown
 DIRECTED_RUNS: Final = 6
 SHRINKS: Final = 120
 
@@ -33,6 +35,12 @@ class Report:
     """Every schedule that differs was run."""
     steps: int = 0
     seed: int | None = None
+    choices: tuple[int, ...] | None = None
+    """Of the one schedule that was repeated, where that is all."""
+    misfit: int | None = None
+    """The first of `choices` that the run did not ask for."""
+    limit: int | None = None
+    """Of an exhaustive search: the schedules at which it gives up."""
     unconfirmed: int = 0
     """Races that the event rule predicted and no directed run showed."""
     abstractions: tuple[str, ...] = ()
@@ -43,10 +51,19 @@ class Report:
 
     def statement(self) -> str:
         """What a clean verdict means, and what it does not."""
+        runs = "1 schedule" if self.schedules == 1 else f"{self.schedules} schedules"
         if self.complete:
-            text = f"all schedules: {self.schedules} runs cover every order of synchronising operations"
+            covers = "1 run covers" if self.schedules == 1 else f"{self.schedules} runs cover"
+            text = f"all schedules: {covers} every order of synchronising operations"
+        elif self.choices is not None:
+            text = f"the one schedule of --choices {spell_choices(self.choices)}, of an unknown total"
+            if self.misfit is not None:
+                text += f"; from choice {self.misfit} on they are not those of this program under these options"
+        elif self.limit is not None:
+            end = f"gave up at its limit of {self.limit}" if self.clean else "ended at the first fault"
+            text = f"{runs} of an exhaustive search, which {end}, of an unknown total"
         else:
-            text = f"{self.schedules} random schedules from seed {self.seed} of an unknown total"
+            text = f"{runs.replace(' ', ' random ')} from seed {self.seed} of an unknown total"
         if self.unconfirmed:
             text += f"; {self.unconfirmed} predicted races could not be shown and were left out"
         parts = [
@@ -75,23 +92,36 @@ class _Directed(ReplayChooser):
 
 
 def confirm(case: Case, outcome: Outcome) -> bool:
-    """Whether a race, or stores in any order, can be shown under what was read alone."""
+    """Whether a race, memory freed too early, or stores in any order can be shown under what was read alone."""
     verdict = outcome.verdict
     if isinstance(verdict, WordMisuse):
         return isinstance(case.run(ReplayChooser(outcome.choices), rule=Rule.READS_FROM).verdict, WordMisuse)
-    if not isinstance(verdict, Race):
+    if not isinstance(verdict, Race | Lifetime) or (isinstance(verdict, Lifetime) and not verdict.early):
         return True
     again = case.run(ReplayChooser(outcome.choices), rule=Rule.READS_FROM)
-    if isinstance(again.verdict, Race):
+    if _shows(again.verdict, verdict):
         return True
     if verdict.origin is None:
         return False
     for k in range(DIRECTED_RUNS):
         park = Park(*verdict.origin)
         directed = case.run(_Directed(outcome.choices, park, f"directed {k}"), rule=Rule.READS_FROM, park=park)
-        if isinstance(directed.verdict, Race):
+        if _shows(directed.verdict, verdict):
+            return True
+    # Held right after its access, the earlier agent may keep back what the later one waits for: a release that comes
+    # between, where one further on would hide that it is not enough.
+    for k in range(DIRECTED_RUNS):
+        found = case.run(RandomChooser(f"free {k}"), rule=Rule.READS_FROM).verdict
+        if found is not None and found.key == verdict.key:
             return True
     return False
+
+
+def _shows(found: Verdict | None, predicted: Race | Lifetime) -> bool:
+    """Memory that is freed too early is told at the end of a run: it may not stand for a race that did not come."""
+    if isinstance(found, Lifetime):
+        return isinstance(predicted, Lifetime) or not found.early
+    return isinstance(found, Race)
 
 
 def shrink(case: Case, outcome: Outcome, limit: int = SHRINKS) -> tuple[int, ...]:
@@ -130,20 +160,22 @@ def explore(
     """Runs `schedules` random schedules; stops after `stop_at` different faults."""
     report = Report(seed=seed)
     seen: set[Any] = set()
+    tried: Counter[Any] = Counter()
     for k in range(schedules):
         outcome = case.run(RandomChooser(seed + k))
         report.schedules += 1
         report.steps += outcome.steps
         verdict = outcome.verdict
-        if verdict is None or verdict.key in seen:
+        if verdict is None or verdict.key in seen or tried[verdict.key] == CONFIRMATIONS:
+            continue
+        if confirms and not confirm(case, outcome):
+            tried[verdict.key] += 1  # another schedule may lead there
             continue
         seen.add(verdict.key)
-        if confirms and not confirm(case, outcome):
-            report.unconfirmed += 1
-            continue
         report.verdicts.append(settle(case, outcome, seed + k, shrinks))
         if len(report.verdicts) >= stop_at:
             break
+    report.unconfirmed = len(tried.keys() - seen)
     return report
 
 
@@ -161,7 +193,7 @@ def settle(case: Case, outcome: Outcome, seed: int | None, shrinks: int = SHRINK
 
 def exhaust(case: Case, limit: int = 100_000, *, confirms: bool = True) -> Report:
     """Runs every schedule that differs in the order of operations on a common word, up to `limit` runs."""
-    report = Report()
+    report = Report(limit=limit)
     search = Exhaustive()
     while report.schedules < limit:
         chooser = search.next()

@@ -7,30 +7,16 @@ What belongs to its rank alone is put in place by `Machine.show` before each str
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 from greenlet import GreenletExit, greenlet  # type: ignore[import-untyped]
 
 from peertile.sim.agents import Agent, Kind
-from peertile.sim.machine import Found, Machine, Task
+from peertile.sim.machine import Call, Found, Machine, Task
 from peertile.sim.verdicts import Waiter
 
 __all__ = ["Call", "Host"]
-
-
-class Call(Enum):
-    """What a host thread does when it goes on: what exploration needs to know of its next step."""
-
-    START = "start"
-    RESUMES = "resumes"
-    """Goes on behind a wait that is over."""
-    MEETS = "meets"
-    """Arrives at a collective call: the order of arrivals tells nobody."""
-    WAITS = "waits"
-    """Waits for work of its device: the same whether it is over yet or not."""
-    ASKS = "asks"
-    """Looks whether work of its device is over, or enqueues: the answer depends on how far that has come."""
 
 
 class Host(Agent):
@@ -89,6 +75,8 @@ class Host(Agent):
     def step(self, call: Call) -> None:
         """A place where others may go first; `call` is what the host does next."""
         self.next_call = call
+        if call is Call.ASKS:
+            self.machine.asked()
         self._switch()
 
     def block(self, waiters: list[Task], reason: Callable[[], Waiter]) -> None:
@@ -112,7 +100,9 @@ class Host(Agent):
     def waits(self) -> Waiter | None:
         if self.waiting_for is None:
             return Waiter(self.where(), "its turn")
-        return self.waiting_for()
+        waiter, line_of = self.waiting_for(), self.machine.line_of
+        at = line_of(self.thread.gr_frame) if line_of is not None and self.thread is not None else ""
+        return waiter if not at or at in waiter.what else replace(waiter, launched=f"at {at}")
 
     def stop(self) -> None:
         """End the thread where it stands: its cleanup runs, and may not wait."""

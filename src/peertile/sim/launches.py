@@ -45,7 +45,7 @@ class Launch(Operation):
     """One launch. Ends when all of its programs have."""
 
     __slots__ = (
-        "args", "failure", "grid", "left", "machine", "output", "pending", "rank", "stream", "translation",
+        "args", "failure", "grid", "left", "machine", "output", "pending", "place", "rank", "stream", "translation",
         "words_view",
     )  # fmt: skip
 
@@ -66,6 +66,12 @@ class Launch(Operation):
         self.words_view: View | None = None
         self.failure: ProgramFault | None = None
         self.output: list[tuple[int, int, str, tuple[Any, ...]]] = []
+        self.place = ""
+        """The line of the host program that launched it, where one did."""
+
+    def launched(self) -> str:
+        """Where it was launched, for people."""
+        return f"launched at {self.place}" if self.place else ""
 
     # ---------------------------------------------------------------- running
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from enum import Enum
+from types import FrameType
 from typing import Any, Final, Protocol
 
 from peertile.sim.agents import Agent
@@ -25,10 +27,27 @@ from peertile.sim.trace import Trace
 from peertile.sim.verdicts import Deadlock, Verdict, Waiter
 from peertile.sim.words import Rule, Word
 
-__all__ = ["Found", "Machine", "Park", "Task"]
+__all__ = ["Call", "Found", "Machine", "Park", "Task"]
 
 MAX_STALE: Final = 2
-"""How often in a row an agent may read the same replaced value: a write becomes visible in finite time."""
+"""How often in a row an agent may read replaced values of a word: a write becomes visible in finite time."""
+
+FREE_ASKS: Final = 16
+"""How often in a row a host may ask for what has not happened before time passes for it."""
+
+
+class Call(Enum):
+    """What a host thread does when it goes on: what exploration needs to know of its next step."""
+
+    START = "start"
+    RESUMES = "resumes"
+    """Goes on behind a wait that is over."""
+    MEETS = "meets"
+    """Arrives at a collective call: the order of arrivals tells nobody."""
+    WAITS = "waits"
+    """Waits for work of its device: the same whether it is over yet or not."""
+    ASKS = "asks"
+    """Looks whether work of its device is over, or enqueues: the answer depends on how far that has come."""
 
 
 class Found(Exception):
@@ -117,6 +136,8 @@ class Machine:
         """Launches on each channel whose slots are program indices, by rank, in order."""
         self.where: Callable[[], str] | None = None
         """The place in the program of what its host does now."""
+        self.line_of: Callable[[FrameType | None], str] | None = None
+        """The same of a stack that is parked."""
         self.ready: list[Task] = []
         self.tasks: list[Task] = []
         self.steps = 0
@@ -151,6 +172,7 @@ class Machine:
         self._timers: list[tuple[int, int]] = []
         self._due: dict[int, Callable[[], None]] = {}
         self._timer_count = 0
+        self._asked = 0
 
     # ---------------------------------------------------------------- entries and tasks
 
@@ -263,6 +285,21 @@ class Machine:
     def cancel(self, timer: int) -> None:
         """The timer is not wanted any more; one that has acted is left alone."""
         self._due.pop(timer, None)
+
+    def asked(self) -> None:
+        """A host has asked whether something has happened. Where all that are ready do nothing else, again and again,
+        they wait for time to pass: it does, faster and faster, and timers act as they come due."""
+        if not all(getattr(task, "next_call", None) is Call.ASKS for task in self.ready):
+            self._asked = 0
+            return
+        self._asked += 1
+        if self._asked <= FREE_ASKS * len(self.ready):
+            return
+        self.now_ns += 1000 << min(self._asked // FREE_ASKS, 40)
+        while self._timers and self._timers[0][0] <= self.now_ns:
+            action = self._due.pop(heapq.heappop(self._timers)[1], None)
+            if action is not None:
+                action()
 
     def _idle(self) -> bool:
         """Nobody is ready: lets aborts and then the next timer act. False if nothing is left to act."""

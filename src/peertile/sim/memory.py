@@ -17,7 +17,7 @@ import numpy.typing as npt
 from peertile.dtypes import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from peertile.errors import InternalError
 from peertile.ir.types import SymmetricType, ViewType
-from peertile.sim.cells import Box, Geometry, Shadow, normal_box
+from peertile.sim.cells import Box, Geometry, Record, Run, Shadow, normal_box
 from peertile.sim.words import Word
 
 __all__ = ["AddressSpace", "Object", "Partitions", "Symmetric", "Tile", "View"]
@@ -29,6 +29,8 @@ REDZONE: Final = 4096
 _POISON: Final = 0xFB
 _POISONED: Final = 1 << 20
 """Bytes of one allocation that are filled with poison: beyond, shadow memory alone knows."""
+MAX_LOOSE: Final = 4096
+"""Loose writes of one object that are kept: what older ones replaced is not read any more."""
 UNSIGNED: Final[dict[DType, DType]] = {i8: u8, i16: u16, i32: u32, i64: u64}
 
 
@@ -57,12 +59,45 @@ class Tile(NamedTuple):
     part: tuple[slice, ...] | None
 
 
+class Loose:
+    """A write of a tile, element by element, by an access with an order that releases nothing: kept until one of its
+    elements becomes a word, whose history it is part of. `before`: the bytes that it replaced, run by run."""
+
+    __slots__ = ("adds", "before", "dead", "record", "runs")
+
+    def __init__(self, runs: Sequence[Run], before: Bytes, record: Record, *, adds: bool) -> None:
+        self.runs = runs
+        self.before = before
+        self.record = record
+        self.adds = adds
+        self.dead: list[Run] = []
+        """Where a weak write has come since."""
+
+    def place(self, start: int, nbytes: int) -> int | None:
+        """Where the bytes from `start` lie in `before`; None if they were not written, or not as one element."""
+        site = self.record.site
+        end = start + nbytes
+        if site is None or site.size != nbytes or any(a < end and start < b for a, b in self.dead):
+            return None
+        at = 0
+        for low, high in self.runs:
+            if low <= start and end <= high:
+                return at + start - low
+            at += high - low
+        return None
+
+    def ends(self, runs: Sequence[Run]) -> bool:
+        """Weak writes of `runs`: whether nothing is left of this one."""
+        self.dead += [(a, b) for a, b in runs if any(a < high and low < b for low, high in self.runs)]
+        return all(any(a <= low and high <= b for a, b in self.dead) for low, high in self.runs)
+
+
 class Object:
     """One allocation. `freed_by` says who gave it back."""
 
     __slots__ = (
-        "base", "data", "freed_by", "gone", "name", "nbytes", "parts", "rank", "shadow", "sizes", "typed_", "views",
-        "words", "zeroed",
+        "base", "data", "freed_by", "gone", "holders", "loose", "name", "nbytes", "parts", "rank", "shadow", "sizes",
+        "typed_", "views", "words", "zeroed",
     )  # fmt: skip
 
     def __init__(self, base: int, nbytes: int, rank: int, name: str, shadow: Shadow, data: Bytes, zeroed: bool) -> None:
@@ -74,7 +109,11 @@ class Object:
         self.data = data
         self.zeroed = zeroed
         self.freed_by: str | None = None
+        self.holders = 0
+        """Segments of it that devices hold, where it is shared."""
         self.words: dict[tuple[int, DType], Word] = {}
+        self.loose: list[Loose] = []
+        """Writes with an order that released nothing, of tiles, while nothing here was a word yet."""
         self.sizes: set[int] = set()
         self.typed_: dict[DType, npt.NDArray[Any]] = {}
         self.views: dict[Any, View] = {}
@@ -115,11 +154,27 @@ class Object:
             word = self.words[key] = Word(name, self.rank, offset, dtype, box, self.get(dtype, offset))
             word.home = self
             self.sizes.add(dtype.itemsize)
+            if self.loose:
+                word.recall(self._loose_writes(offset, dtype))
         elif len(self.sizes) > 1:  # the same bytes may be a word of another size too
             value = self.get(dtype, offset)
             if value != word.value:
                 word.reset(value)
         return word
+
+    def _loose_writes(self, offset: int, dtype: DType) -> list[tuple[Any, Loose]]:
+        """What the element at byte `offset` held before each of the loose writes that reached it."""
+        found = []
+        for write in self.loose:
+            at = write.place(offset, dtype.itemsize)
+            if at is not None:
+                data = write.before[at : at + dtype.itemsize].tobytes()
+                found.append((scalar(np.frombuffer(data, dtype.numpy)[0], dtype), write))
+        return found
+
+    def renew(self, runs: Sequence[Run]) -> None:
+        """A weak write: everything before is ordered before it, so that no read sees what loose writes replaced."""
+        self.loose = [write for write in self.loose if not write.ends(runs)]
 
     def lend(self, start: int, nbytes: int) -> None:
         """Bytes that are an object of their own from now on, never written. Whoever used them before must be done."""
@@ -134,6 +189,8 @@ class Object:
             cell.reborn()
         for key in [k for k in self.words if start <= k[0] < start + nbytes]:
             del self.words[key]
+        if self.loose:
+            self.renew([(start, end)])
         # A view that is still known was made since the bytes were given back, by a rank that was ahead of this one: it
         # is of the new object.
         for view in self.views.values():
@@ -174,9 +231,17 @@ class Object:
         k = bisect_right(self.parts, (start, self.nbytes + 1)) - 1
         return self.parts[max(k, 0)]
 
+    def write_loosely(self, runs: Sequence[Run], record: Record, *, adds: bool) -> None:
+        """A write of a tile is about to happen whose elements are no words: what it replaces stays readable."""
+        before = np.concatenate([self.data[start:end] for start, end in runs])
+        self.loose.append(Loose(runs, before, record, adds=adds))
+        if len(self.loose) > MAX_LOOSE:
+            del self.loose[0]
+
     def reset(self) -> None:
         """Forget what happened; the bytes are the caller's business."""
         self.words.clear()
+        self.loose = []
         self.sizes.clear()
         self.shadow.clear()
         self.freed_by = None

@@ -13,7 +13,7 @@ from peertile.errors import InternalError
 from peertile.ir.types import ViewType
 from peertile.memory_model import Cmp, Proxy
 from peertile.sim.agents import Agent, Kind
-from peertile.sim.cells import Record, merged, read_strong, write_strong, write_weak
+from peertile.sim.cells import Record, merged, read_strong, read_weak, write_strong, write_weak
 from peertile.sim.clocks import join
 from peertile.sim.memory import View, scalar
 from peertile.sim.sites import Site
@@ -131,7 +131,7 @@ def scatter(
         return
     program.check_write(site, view.object, box)
     view.array[places] = values[parts]
-    if view.object.words:
+    if view.object.words or view.object.loose:
         program.disturbs(view.object, box.runs, site)
 
 
@@ -144,7 +144,7 @@ def tile_load(program: Program, site: Site, view: View, index: tuple[int, ...], 
     found = np.zeros(shape, view.array.dtype)
     if box is None:
         return found
-    if view.object.words:
+    if view.object.words or view.object.loose:
         own = np.empty_like(view.array[inside])
         for k, word in _words(program, site, view, inside, own.shape):
             own[k] = program.load_word(site, word)
@@ -165,7 +165,10 @@ def tile_store(
     program.writes += 1
     own = values if part is None else values[part]
     if not view.object.words and not site.order.releases and program.fenced is None:
-        _strong(program, site, view, box, write_strong)  # it releases nothing: no history is needed
+        # It releases nothing: what it replaces is all there is.
+        record = _strong(program, site, view, box, write_strong)
+        if program.machine.stale:
+            view.object.write_loosely(box.runs, record, adds=False)
         view.array[inside] = own
         return
     for k, word in _words(program, site, view, inside, own.shape):
@@ -178,32 +181,54 @@ def _words(program: Program, site: Site, view: View, inside: Any, shape: tuple[i
         yield k, program.word(site, view, tuple(a + b for a, b in zip(origin, k, strict=True)))
 
 
-def _strong(program: Program, site: Site, view: View, box: Any, check: Any) -> None:
+def _strong(program: Program, site: Site, view: View, box: Any, check: Any) -> Record:
     clock: Any = program.clock if site.proxy is Proxy.GENERIC else program.lens(site.proxy)
     entry = program.entry if site.proxy is Proxy.GENERIC else clock.entry
     record = Record(entry, clock[entry], site, program, program.steps)
     conflict = check(box, clock, record, site.kind)
     if conflict is not None:
         program.machine.conflict(conflict, record, view.object)
+    return record
 
 
 # ---------------------------------------------------------------- asynchronous stores
 
 
+class Transfer(Agent):
+    """An asynchronous store of a program."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Program) -> None:
+        entry = owner.machine.entry("transfer", owner.entry, len(owner.transfers))
+        super().__init__(Kind.TRANSFER, owner.rank, entry, owner.label, owner.index)
+        self.owner = owner
+
+    def launched(self) -> str:
+        return self.owner.launched()
+
+
 def async_store(
-    program: Program, site: Site, view: View, index: tuple[int, ...], values: Any, shape: tuple[int, ...]
-) -> Agent:
+    program: Program, site: Site, view: View, index: tuple[int, ...], values: Any, shape: tuple[int, ...],
+    source: tuple[Site, View, tuple[int, ...]] | None = None,
+) -> Agent:  # fmt: skip
     """A store by an agent of its own, which starts with what the program has done. It happens at once, which is one
-    of the moments that it may; who does not wait for it is not ordered behind it."""
+    of the moments that it may; who does not wait for it is not ordered behind it. `source`: where the agent has the
+    values from, if that is not the program's affair alone."""
     box, inside, part = program.tile(site, view, index, shape)
     machine = program.machine
-    engine = Agent(
-        Kind.TRANSFER, program.rank, machine.entry("transfer", program.entry, len(program.transfers)), program.label,
-        program.index,
-    )  # fmt: skip
+    engine = Transfer(program)
     machine.begin(engine, program.release(None))
     engine.steps = program.steps
     program.transfers.append(engine)
+    if source is not None:
+        place, read, at = source
+        taken = program.tile(place, read, at, shape).box
+        if taken is not None:
+            record = Record(engine.entry, engine.clock[engine.entry], place, engine, engine.steps)
+            conflict = read_weak(taken, engine.clock, record)
+            if conflict is not None:
+                machine.conflict(conflict, record, read.object)
     if box is not None:
         program.writes += 1
         target = view.object
@@ -212,7 +237,7 @@ def async_store(
         if conflict is not None:
             machine.conflict(conflict, record, target)
         view.array[inside] = values if part is None else values[part]
-        if target.words:
+        if target.words or target.loose:
             program.disturbs(target, box.runs, site, engine)
     return engine
 

@@ -54,7 +54,7 @@ class Program(Agent):
 
     __slots__ = (
         "at", "code", "done", "ending", "expected", "grid", "ids", "index", "launch", "machine", "parked", "polls",
-        "ready", "site", "slot", "stale_count", "transfers", "trips", "wait_place", "writes",
+        "ready", "site", "slot", "stale", "transfers", "trips", "wait_place", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +76,8 @@ class Program(Agent):
         self.expected: Any = None
         self.polls: dict[Word, int] = {}
         """The words that a parked loop waits for, and which of their writes it read."""
-        self.stale_count = 0
+        self.stale: dict[Word, int] = {}
+        """How many of its last reads of a word gave replaced values."""
         self.trips: list[Trip] = []
         """Of the loops that poll and are open, from the outermost; those that were left lie above, until one below
         them goes round."""
@@ -87,6 +88,9 @@ class Program(Agent):
         """Asynchronous stores that nobody has waited for yet."""
         self.wait_place = -1
         self.slot = 0
+
+    def launched(self) -> str:
+        return self.launch.launched()
 
     # ---------------------------------------------------------------- as a task
 
@@ -140,12 +144,13 @@ class Program(Agent):
         if isinstance(word, Word):
             cmp = self.expected[0]
             what = f"{word.spelled()} {cmp.value} {self.expected[1]}"
-            return Waiter(self.where(), what, str(word.value), _last_writer(word), self.site.loc)
+            return Waiter(self.where(), what, str(word.value), _last_writer(word), self.site.loc, self.launched())
         words = list(self.polls)
         what = " or ".join(word.spelled() for word in words) or "a word that it polls"
         seen = ", ".join(str(word.value) for word in words)
         last = "; ".join(_last_writer(word) for word in words)
-        return Waiter(self.where(), f"{what} to change: it polls", seen, last, self.site.loc)
+        what = f"{what} to change: it polls"
+        return Waiter(self.where(), what, seen, last, self.site.loc, self.launched())
 
     # ---------------------------------------------------------------- faults
 
@@ -246,7 +251,7 @@ class Program(Agent):
         if conflict is not None:
             self.machine.conflict(conflict, record, target)
         view.array[inside] = values if part is None else values[part]
-        if target.words:
+        if target.words or target.loose:
             disturb(self, target, box.runs, site)
 
     def tile_atomic(
@@ -262,7 +267,7 @@ class Program(Agent):
         self.writes += 1
         target = view.object
         own = values if part is None else values[part]
-        if not target.words and not (site.order.acquires or site.order.releases):
+        if not target.words and not (site.order.acquires or site.order.releases) and self.fenced is None:
             clock: Any = self.clock
             entry = self.entry
             if site.proxy is not Proxy.GENERIC:
@@ -272,6 +277,8 @@ class Program(Agent):
             conflict = read_strong(box, clock, record, site.kind) or write_strong(box, clock, record, site.kind)
             if conflict is not None:
                 self.machine.conflict(conflict, record, target)
+            if self.machine.stale:
+                target.write_loosely(box.runs, record, adds=rmw is Rmw.ADD)
             view.array[inside] = apply_rmw(rmw, view.array[inside], own, view.type.dtype)
             return
         origin = [s.start for s in inside]
@@ -337,7 +344,7 @@ class Program(Agent):
         box, offset = tile  # type: ignore[misc]
         self.check_write(site, view.object, box)
         view.object.set(view.type.dtype, offset, value)
-        if view.object.words:
+        if view.object.words or view.object.loose:
             disturb(self, view.object, box.runs, site)
 
     def check_read(self, site: Site, target: Object, box: Any) -> None:
@@ -376,12 +383,13 @@ class Program(Agent):
         self.check_strong(site, word, read_strong)
         k = self.machine.stale_read(word, self, site)
         if k < len(word.writes) - 1:
-            # Finite time: who has seen this replaced value again and again sees a newer one.
-            self.stale_count += 1
-            if self.stale_count > MAX_STALE:
-                k = len(word.writes) - 1
-        if k == len(word.writes) - 1:
-            self.stale_count = 0
+            # Finite time: who has read replaced values of this word again and again reads the newest.
+            seen = self.stale.get(word, 0) + 1
+            if seen > MAX_STALE:
+                k, seen = len(word.writes) - 1, 0
+            self.stale[word] = seen
+        elif self.stale:
+            self.stale.pop(word, None)
         write = word.writes[k]
         word.take(write, self, site)
         word.note(self, k)
@@ -578,7 +586,9 @@ class Program(Agent):
 
 
 def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
-    """A weak write over bytes that are words too."""
+    """A weak write over bytes that are words too, or were written with an order."""
+    if target.loose:
+        target.renew(runs)
     for (offset, dtype), word in list(target.words.items()):
         end = offset + dtype.itemsize
         if any(start < end and offset < stop for start, stop in runs):
@@ -623,4 +633,7 @@ def merge_clock(agent: Agent, other: dict[int, int]) -> None:
 def fault_verdict(fault: ProgramFault) -> KernelFault:
     """The verdict on a failed check."""
     values = f": got {fault.got}, limit {fault.limit}" if fault.kind == "bounds" else ""
-    return KernelFault(message=f"{fault.message}{values}", agent=fault.program.where(), loc=fault.loc)
+    program = fault.program
+    return KernelFault(
+        message=f"{fault.message}{values}", agent=program.where(), loc=fault.loc, launched=program.launched()
+    )

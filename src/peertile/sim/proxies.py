@@ -9,6 +9,7 @@ Clocks hold this as entries of their own:
     e                     accesses of entry e through the generic proxy, known to generic ones
     entry("proxy", e, p)  accesses of entry e through p, known to generic ones: from the fence of e on
     crossed(x, p)         accesses of entry x, known to accesses through p: from a fence of whoever knows them
+    clocks.seen(x)        accesses of entry x that happened before in this run: replaced values, no order
 
 The same program through the same proxy is in program order without any fence. Kernel boundaries cross everything.
 """

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from peertile.memory_model import Scope
 from peertile.sim.agents import Agent, Kind
-from peertile.sim.cells import Conflict, Record, Run
+from peertile.sim.cells import Cell, Conflict, Record, Run
 from peertile.sim.memory import Object
 from peertile.sim.proxies import is_ordered
 from peertile.sim.sites import Site
-from peertile.sim.verdicts import Access, Bounds, NeverWritten, Race
+from peertile.sim.verdicts import Access, Bounds, Lifetime, NeverWritten, Race
 
-__all__ = ["access_of", "out_of_bounds", "outside_part", "race_between", "spell_elements", "unwritten"]
+__all__ = ["access_of", "freed_in_use", "out_of_bounds", "outside_part", "race_between", "spell_elements", "unwritten"]
 
 
 def spell_elements(runs: Sequence[Run], size: int) -> str:
@@ -62,6 +62,7 @@ def access_of(target: Object, record: Record, runs: Sequence[Run]) -> Access:
         program=agent.program if agent.program >= 0 else None,
         loc=site.loc,
         code=site.code,
+        launched=agent.launched(),
     )
 
 
@@ -83,6 +84,12 @@ def _element(target: Object, runs: Sequence[Run]) -> int | None:
 def unwritten(target: Object, found: Conflict, record: Record) -> NeverWritten:
     runs = target.shadow.extent(found.cell)
     return NeverWritten(access=access_of(target, record, runs))
+
+
+def freed_in_use(target: Object, cell: Cell, record: Record, by: str) -> Lifetime:
+    """The verdict on memory that is given back while nothing orders an access before that."""
+    access = access_of(target, record, target.shadow.extent(cell))
+    return Lifetime(access=access, freed_by=by, early=True, origin=_origin(record))
 
 
 def out_of_bounds(target: Object, record: Record, message: str) -> Bounds:

@@ -6,7 +6,7 @@
 
     case = script_case([first, second])
 
-A cell is one element of 8 bytes. Every access may name its order, scope and proxy.
+A cell is one element of 8 bytes, or a tile of several. Every access may name its order, scope and proxy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from peertile.sim.clocks import Clock
 from peertile.sim.launches import Launch
 from peertile.sim.machine import Machine
 from peertile.sim.memory import View
+from peertile.sim.moves import tile_load, tile_store
 from peertile.sim.program import Program
 from peertile.sim.runs import Case
 from peertile.sim.sites import Site, Verb
@@ -35,16 +36,18 @@ __all__ = ["Actor", "Body", "Cell", "script_case"]
 
 
 class Cell:
-    """One element that a script accesses: `name`, the rank whose memory it is, what it starts with (None: never
-    written)."""
+    """One element that a script accesses, or a tile of `count`: `name`, the rank whose memory it is, what it starts
+    with (None: never written)."""
 
     def __init__(
-        self, name: str, rank: int = 0, start: int | None = 0, dtype: DType = u64, at: Cell | None = None
-    ) -> None:
+        self, name: str, rank: int = 0, start: int | None = 0, dtype: DType = u64, at: Cell | None = None,
+        count: int = 1,
+    ) -> None:  # fmt: skip
         self.name = name
         self.rank = rank
         self.start = start
         self.dtype = dtype
+        self.count = count
         self.at = at
         """A cell whose first bytes this one shares."""
         self.polled: dict[Any, Site] = {}
@@ -87,9 +90,11 @@ class Actor:
         """Between the generic proxy and those of aliases and multicast, both ways."""
         self.program.cross()
 
-    def get(self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM) -> Generator[Any, None, Any]:
+    def get(
+        self, cell: Cell, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM, index: int = 0
+    ) -> Generator[Any, None, Any]:
         site = self._site(Verb.READS, cell, order, scope)
-        word = self.program.word(site, self._views(cell), (0,))
+        word = self.program.word(site, self._views(cell), (index,))
         yield
         value = self.program.load_word(site, word)
         self.got.append(value)
@@ -147,6 +152,34 @@ class Actor:
         while program.blocked(site, word, cmp, value):
             yield True
         return program.pass_wait(site, word, cmp, value)
+
+    def _tile(self, verb: Verb, cell: Cell, order: Order) -> tuple[Site, View]:
+        """Before an access of a whole tile with an order."""
+        site, view = self._site(verb, cell, order, Scope.SYSTEM), self._views(cell)
+        self.program.at, self.program.site = view.object, site
+        return site, view
+
+    def get_tile(self, cell: Cell, order: Order = Order.RELAXED) -> Generator[Any, None, Any]:
+        """Reads every element."""
+        site, view = self._tile(Verb.READS, cell, order)
+        yield
+        values = tile_load(self.program, site, view, (0,), (cell.count,)).tolist()
+        self.got.append(tuple(values))
+        return values
+
+    def put_tile(self, cell: Cell, value: int, order: Order = Order.RELAXED) -> Generator[Any, None, None]:
+        """Writes `value` to every element."""
+        site, view = self._tile(Verb.WRITES, cell, order)
+        yield
+        values = np.full(cell.count, value, cell.dtype.numpy)
+        tile_store(self.program, site, view, (0,), values, (cell.count,))
+
+    def add_tile(self, cell: Cell, value: int = 1, order: Order = Order.RELAXED) -> Generator[Any, None, None]:
+        """Adds `value` to every element."""
+        site, view = self._tile(Verb.UPDATES, cell, order)
+        yield
+        values = np.full(cell.count, value, cell.dtype.numpy)
+        self.program.tile_atomic(site, view, (0,), values, (cell.count,), Rmw.ADD)
 
     def proxy_fence(self) -> None:
         """What this program did and knows so far is before the bulk copies that it starts from now on."""
@@ -209,11 +242,14 @@ def script_case(
                 if cell.at is not None:
                     target = view(cell.at).object
                 else:
-                    start = np.zeros(8, np.uint8)
-                    target = machine.memory.make(8, cell.rank, cell.name, zeroed=cell.start is not None, backing=start)
-                    if cell.start is not None:
-                        target.set(cell.dtype, 0, cell.start)
-                found = views[id(cell)] = View(t, target, 0, (1,), (cell.dtype.itemsize,), cell.name)
+                    size = cell.dtype.itemsize
+                    start = np.zeros(max(8, cell.count * size), np.uint8)
+                    target = machine.memory.make(
+                        start.size, cell.rank, cell.name, zeroed=cell.start is not None, backing=start
+                    )
+                    for k in range(cell.count if cell.start is not None else 0):
+                        target.set(cell.dtype, k * size, cell.start)
+                found = views[id(cell)] = View(t, target, 0, (cell.count,), (cell.dtype.itemsize,), cell.name)
                 target.views[len(target.views)] = found
             return found
 

@@ -24,7 +24,7 @@ from peertile.sim.program import Program, disturb
 from peertile.sim.proxies import ALIASES, cross
 from peertile.sim.report import access_of, outside_part
 from peertile.sim.sites import Site
-from peertile.sim.verdicts import Bounds
+from peertile.sim.verdicts import Bounds, Lifetime
 from peertile.sim.words import Word
 
 __all__ = ["Strand", "Token", "UnsafeProgram"]
@@ -38,6 +38,9 @@ class Strand(Agent):
     def __init__(self, parent: UnsafeProgram, entry: int) -> None:
         super().__init__(Kind.STRAND, parent.rank, entry, parent.label, parent.program)
         self.parent = parent
+
+    def launched(self) -> str:
+        return self.parent.launched()
         self.tip: Token | None = None
 
 
@@ -167,13 +170,21 @@ class UnsafeProgram(Program):
         return target, target.shadow.box_of_runs(tuple(runs)), offsets
 
     def _inside(self, site: Site, target: Object, runs: Sequence[tuple[int, int]]) -> None:
-        """Runs of bytes each lie in one object of those that a heap has lent out."""
+        """Runs of bytes each lie in one object of those that a heap has lent out, and in none that was given back."""
+        if target.gone:
+            self._given_back(site, target, runs)
         if target.parts is None:
             return
         for start, end in runs:
             if not target.part_around(start, end):
                 record = Record(self.entry, self.clock[self.entry], site, self, self.steps)
                 raise Found(outside_part(target, record, start, end))
+
+    def _given_back(self, site: Site, target: Object, runs: Sequence[tuple[int, int]]) -> None:
+        for start, end in runs:
+            by = target.given_back(start, end)
+            if by is not None and self.machine.judge:
+                raise Found(Lifetime(access=access_of(target, self.record(site), ((start, end),)), freed_by=by))
 
     def _words(self, site: Site, dtype: DType, pointer: Any, mask: Any) -> list[tuple[tuple[int, ...], Word]]:
         addresses = np.asarray(pointer)
@@ -238,7 +249,7 @@ class UnsafeProgram(Program):
                 self.machine.conflict(conflict, record, target)
             own = values.reshape(-1) if mask is None else values[np.asarray(mask)]
             target.typed(dtype)[offsets // dtype.itemsize] = own
-            if target.words:
+            if target.words or target.loose:
                 disturb(strand, target, box.runs, site)
         return self._token(strand)
 

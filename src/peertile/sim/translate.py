@@ -479,9 +479,13 @@ class _Translator:
         self._tile_write(op, "tile_store")
 
     def _AsyncStore(self, op: Op) -> None:
-        self._tile_write(op, "async_store")
+        source, part = "", op.operands[1].op
+        if op.attrs["copies"] and isinstance(part, ops.Load):
+            site = self.site(part, Verb.READS, part.operands[0])
+            source = f", ({site}, {self.name(part.operands[0])}, {self._tuple(part.operands[1:])})"
+        self._tile_write(op, "async_store", source)
 
-    def _tile_write(self, op: Op, function: str) -> None:
+    def _tile_write(self, op: Op, function: str, more: str = "") -> None:
         view, tile = self.args(op.operands[:2])
         t = op.operands[1].type
         assert isinstance(t, TileType)
@@ -492,7 +496,7 @@ class _Translator:
         values = f"np.asarray({self.boxed(op.operands[1])})" if not t.shape else tile
         index, shape = self._tuple(op.operands[2:]), self.constant(t.shape)
         result = f"{self.name(op.result)} = " if op.results else ""
-        self.emit(f"{result}moves.{function}(P, {site}, {view}, {index}, {values}, {shape})")
+        self.emit(f"{result}moves.{function}(P, {site}, {view}, {index}, {values}, {shape}{more})")
 
     def _WaitTransfer(self, op: Op) -> None:
         self.emit(f"moves.wait_transfers(P, {self._tuple(op.operands)})")

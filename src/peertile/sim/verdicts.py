@@ -87,10 +87,10 @@ def read_choices(text: str) -> tuple[int, ...]:
     """The inverse of `spell_choices`; ValueError for what is none."""
     found: list[int] = []
     for part in text.split("."):
-        if part.startswith("z"):
-            found += [0] * int(part[1:])
-        else:
-            found.append(int(part))
+        number = part.removeprefix("z")
+        if not (number.isascii() and number.isdigit()) or len(number) > 9:
+            raise ValueError(text)
+        found += [int(number)] if part == number else [0] * int(number)
     return tuple(found)
 
 
@@ -106,22 +106,30 @@ class Access:
     program: int | None
     loc: Loc | None = None
     code: str = ""
+    launched: str = ""
+    """Where the host launched the kernel: "launched at file:line"."""
 
     def __str__(self) -> str:
-        text = f"{self.agent} {self.verb} {self.object}{' ' if self.elements else ''}{self.elements}"
+        parts = [f"{self.agent} {self.verb} {self.object}{' ' if self.elements else ''}{self.elements}"]
         if self.loc is not None:
-            return f"{text}\n{_indent(self.loc.user.excerpt())}"
-        return f"{text}\n    {self.code}" if self.code else text
+            parts.append(_indent(self.loc.user.excerpt()))
+        elif self.code:
+            parts.append(f"    {self.code}")
+        return "\n".join([*parts, *_indented(self.launched)])
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "verb": self.verb, "object": self.object, "elements": self.elements, "agent": self.agent,
-            "rank": self.rank, "program": self.program, "at": _at(self.loc),
+            "rank": self.rank, "program": self.program, "at": _at(self.loc), "launched": self.launched or None,
         }  # fmt: skip
 
 
 def _indent(text: str) -> str:
     return "\n".join("  " + line for line in text.split("\n"))
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {text}"] if text else []
 
 
 def _at(loc: Loc | None) -> str | None:
@@ -249,14 +257,19 @@ class Bounds(Verdict):
 
 @dataclass(frozen=True, kw_only=True)
 class Lifetime(Verdict):
-    """An access of memory that was given back."""
+    """An access of memory that was given back. `early`: it came first, but nothing orders it before that."""
 
     access: Access
     freed_by: str
+    early: bool = False
+    origin: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
+    """Entry, epoch and step of an access that came first, for a directed run."""
     kind: VerdictKind = field(init=False, default=VerdictKind.LIFETIME)
 
     @property
     def headline(self) -> str:
+        if self.early:
+            return f"use after free: {self.access.object} is freed by {self.freed_by} while it may still be in use"
         return f"use after free: {self.access.object} was freed by {self.freed_by}"
 
     @property
@@ -298,6 +311,7 @@ class Waiter:
     seen: str = ""
     last_writer: str = ""
     loc: Loc | None = None
+    launched: str = ""
 
     def __str__(self) -> str:
         text = f"{self.agent} waits for {self.what}"
@@ -305,7 +319,8 @@ class Waiter:
             text += f"; last saw {self.seen}"
         if self.last_writer:
             text += f", {self.last_writer}"
-        return text if self.loc is None else f"{text}\n{_indent(self.loc.user.excerpt())}"
+        parts = [text] if self.loc is None else [text, _indent(self.loc.user.excerpt())]
+        return "\n".join([*parts, *_indented(self.launched)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +354,7 @@ class KernelFault(Verdict):
     message: str
     agent: str
     loc: Loc | None = None
+    launched: str = ""
     kind: VerdictKind = field(init=False, default=VerdictKind.KERNEL)
 
     @property
@@ -347,7 +363,8 @@ class KernelFault(Verdict):
 
     @property
     def body(self) -> list[str]:
-        return [self.agent, *([self.loc.user.excerpt()] if self.loc is not None else [])]
+        excerpt = [self.loc.user.excerpt()] if self.loc is not None else []
+        return [self.agent, *excerpt, *([self.launched] if self.launched else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ MM-26), and for waits what they could not have passed without (MM-27, MM-28). No
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,11 +16,12 @@ from peertile.dtypes import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from peertile.meaning.numbers import satisfies
 from peertile.memory_model import Cmp, Scope
 from peertile.sim.agents import Denied
-from peertile.sim.clocks import Adds, Clock, join, necessary
+from peertile.sim.clocks import Adds, Clock, join, necessary, seen_too
 
 if TYPE_CHECKING:
     from peertile.sim.agents import Agent
     from peertile.sim.cells import Box
+    from peertile.sim.memory import Loose
     from peertile.sim.sites import Site
 
 __all__ = ["SIGNED", "History", "Rule", "Word", "Write"]
@@ -129,6 +131,34 @@ class Word:
         self.log = Adds()
         self.scopes = set()
 
+    def recall(self, loose: Sequence[tuple[Any, Loose]]) -> None:
+        """Puts writes that came before this was a word in front of its history: what each replaced, and the write."""
+        if not loose:
+            return
+        newest, self.start = self.writes[-1].value, loose[0][0]
+        self.writes = [Write(self.start, None, None, None, None, None)]
+        goes_up = True
+        for k, (_, made) in enumerate(loose):
+            last = self.writes[-1]
+            record = made.record
+            value = loose[k + 1][0] if k + 1 < len(loose) else newest
+            write = Write(value, record.agent, record.site, None, None, None)
+            write.entry, write.epoch = record.entry, record.epoch
+            write.scope = None if record.site is None else record.site.scope
+            self.writes.append(write)
+            if made.adds and self.dtype.is_int:
+                self.log.append((int(write.value) - int(last.value)) & self.mask, {})
+                owner = -1 if write.scope is Scope.SYSTEM or record.agent is None else record.agent.rank
+                self.scopes.add((write.scope, owner))
+            follows = last.agent is None or last.entry == write.entry
+            goes_up = goes_up and follows and satisfies(Cmp.AT_LEAST, write.value, last.value, self.dtype)
+        if self.dtype.is_int and all(made.adds for _, made in loose):
+            self.history = History.ADDS
+        elif goes_up and not any(made.adds for _, made in loose):
+            self.history = History.CHAIN
+        else:
+            self.history = History.OTHER
+
     def refresh(self) -> None:
         """Another word over the same bytes may have changed: take the number as it lies in memory."""
         value = self.home.get(self.dtype, self.offset)
@@ -192,12 +222,12 @@ class Word:
         low = 0
         for k in range(last, 0, -1):
             write = writes[k]
-            if get(write.entry, 0) >= write.epoch:
+            if get(write.entry, 0) >= write.epoch or get(-4 * write.entry - 4, 0) >= write.epoch:
                 low = k
                 break
         if low < last:
             for entry, seen in self.floors.items():
-                known = get(entry, 0)
+                known = max(get(entry, 0), get(-4 * entry - 4, 0))
                 at = bisect_right(seen, (known, last + 1)) - 1
                 if at >= 0 and seen[at][1] > low:
                     low = seen[at][1]
@@ -283,12 +313,21 @@ class Word:
         else:
             found = log.needed(need)
         self.passed.append((count, agent.entry, epoch, found))
+        last = self.writes[-1]
+        taken = dict(found)
+        if last.released is not None and last.agent is not None and self._pairs(last.agent, last.scope, agent, site):
+            taken = seen_too(found, last.released)
         if site.order.acquires:
-            join(agent.clock, found)
+            join(agent.clock, taken)
         elif agent.pending is None:
-            agent.pending = found
+            agent.pending = taken
         else:
-            join(agent.pending, found)
+            join(agent.pending, taken)
+
+    @staticmethod
+    def _pairs(writer: Agent, scope: Scope | None, reader: Agent, site: Site) -> bool:
+        """Whether the scopes of a write and of a read from `site` each include the other agent."""
+        return writer is reader or (_reaches(scope, writer, reader) and site.reaches(reader, writer))
 
     def adds(self, reader: Agent | None = None, site: Site | None = None) -> list[tuple[int, Clock]]:
         """Weight and released clock of each add so far; no clock where scopes leave `reader` out."""
@@ -298,9 +337,9 @@ class Word:
             weight = (int(write.value) - before) & self.mask
             before = int(write.value)
             released = write.own
-            if released is not None and reader is not None and write.agent is not None and write.agent is not reader:
+            if released is not None and reader is not None and write.agent is not None:
                 assert site is not None
-                if not (_reaches(write.scope, write.agent, reader) and site.reaches(reader, write.agent)):
+                if not self._pairs(write.agent, write.scope, reader, site):
                     released = None
             found.append((weight, released if released is not None else {}))
         return found

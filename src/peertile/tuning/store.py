@@ -128,7 +128,7 @@ def provenance() -> dict[str, Any]:
         except PackageNotFoundError:
             return "not installed"
 
-    model = platform.processor()
+    model = platform.machine()  # `processor()` starts a process to ask
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)

@@ -35,6 +35,26 @@ def test_powers_of_two_that_cannot_be_small_are_one_instruction(least, word):
     assert ("ex2.approx.ftz.f32" in text) == word.startswith("_exp2_normal")
 
 
+@pt.kernel
+def flushed(z: T.Exclusive, x: T.Shared, LEAST: T.Const[float], LESS: T.Const[float], OTHER: T.Const[bool]):
+    t = x.load_like(z)
+    z.store(T.where((t + 1.0 if OTHER else t) < LEAST, LESS, T.exp2(t)))
+
+
+@pytest.mark.parametrize(
+    ("least", "less", "other", "dtype", "is_one"),
+    [
+        (-126.0, 0.0, False, pt.f32, True), (-125.0, 0.0, False, pt.f32, False), (-126.0, 1.0, False, pt.f32, False),
+        (-126.0, 0.0, True, pt.f32, False), (-126.0, 0.0, False, pt.f64, False),
+    ],
+)  # fmt: skip
+def test_powers_of_two_that_are_zero_where_they_are_small_are_one_instruction(least, less, other, dtype, is_one):
+    x = pt.zeros((64,), dtype)
+    text = emitted(flushed, x.partition(64), x, LEAST=least, LESS=less, OTHER=other).source
+    assert ("_exp2_flushed(" in text) == is_one
+    assert ("tl.where(" in text[text.index("def flushed(") :]) != is_one
+
+
 def test_a_fold_that_keeps_its_axis_stays_where_it_is():
     x = pt.zeros((8, 256), pt.f32)
     text = emitted(layer_kernels.softmax, x.partition((4, None)), x).source
@@ -56,6 +76,5 @@ def test_products_of_one_trip_share_the_registers_of_enough_warps(rows, keys, wa
         CAUSAL=True, BOUNDED=False, NEGATED=False, STAGES=2,
     )  # fmt: skip
     assert made.num_warps == warps
-    # Blocks that every query sees all of need no exact small weights; those at the diagonal do.
-    assert made.source.count(" = _exp2_normal(") == 1
-    assert "libdevice.exp2(" in made.source
+    # Weights too small to count are none, at the diagonal and beside it.
+    assert made.source.count(" = _exp2_flushed(") == 2

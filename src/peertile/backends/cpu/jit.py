@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from peertile.backends.cpu.target import CpuTarget, host_arch
+from peertile.errors import UnsupportedError
 
 __all__ = ["compile_for", "compile_text", "host_cpu", "host_features", "llvmlite_version", "load_object", "stages"]
 
@@ -23,17 +24,27 @@ _state: dict[str, Any] = {}
 def _llvm() -> Any:
     with _lock:
         if "llvm" not in _state:
-            import llvmlite.binding as llvm  # type: ignore[import-untyped]
-
+            try:
+                import llvmlite.binding as llvm  # type: ignore[import-untyped]
+            except ImportError as error:
+                raise _no_llvmlite(error) from error
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
             _state["llvm"] = llvm
         return _state["llvm"]
 
 
-def llvmlite_version() -> str:
-    import llvmlite
+def _no_llvmlite(error: ImportError) -> UnsupportedError:
+    return UnsupportedError(
+        f"cpu: the Python package llvmlite cannot be imported ({error}); install it, as `pip install peertile` does"
+    )
 
+
+def llvmlite_version() -> str:
+    try:
+        import llvmlite
+    except ImportError as error:
+        raise _no_llvmlite(error) from error
     return str(llvmlite.__version__)
 
 

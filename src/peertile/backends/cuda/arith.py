@@ -180,6 +180,25 @@ def _is_above(value: Value, least: float) -> bool:
     return False
 
 
+def _flushed_power(op: ops.Select) -> Value | None:
+    """The exponent where small powers of two are replaced by zero: `where(x < -126, 0, exp2(x))` of f32."""
+    less, zero, power = (_under(v).op for v in op.operands)
+    if not (isinstance(less, ops.CompareOp) and less.attrs["fn"] is Compare.LT and isinstance(zero, ops.Const)):
+        return None
+    if not (isinstance(power, ops.UnaryOp) and power.attrs["fn"] is Unary.EXP2 and zero.attrs["value"] == 0):
+        return None
+    x, least = power.operands[0], _under(less.operands[1]).op
+    is_same = less.operands[0] is x and isinstance(least, ops.Const) and least.attrs["value"] == -126
+    return x if is_same and tile_of(x).dtype.name == "f32" else None
+
+
+def _under(value: Value) -> Value:
+    """What a value repeats."""
+    while isinstance(value.op, ops.Broadcast | ops.Reshape):
+        value = value.op.operands[0]
+    return value
+
+
 def _float_unary(e: Emitter, fn: Unary, x: str, dtype: DType) -> str:
     if fn is Unary.SQRT:
         return f"tl.sqrt_rn({x})" if dtype.bits == 32 else f"libdevice.sqrt({x})"
@@ -302,6 +321,10 @@ def _compare(e: Emitter, op: ops.CompareOp) -> None:
 
 @lowers(ops.Select)
 def _select(e: Emitter, op: ops.Select) -> None:
+    exponent = _flushed_power(op)
+    if exponent is not None:
+        e.define(op.result, e.call("_exp2_flushed", e.typed(exponent)))
+        return
     c, a, b = (e.typed(v) for v in op.operands)
     dtype = tile_of(op.result).dtype
     if dtype.is_float and dtype.bits == 8:

@@ -7,12 +7,16 @@ that have one: nothing of Triton is loaded where all is found. It knows no kerne
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import json
 import os
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +25,7 @@ from peertile.backends.cuda.emit import Emitted
 from peertile.backends.cuda.target import CudaOptions
 from peertile.backends.cuda.triton_compile import Compiled, PassFailure, compile_source, triton_options
 from peertile.config import config
+from peertile.errors import InternalError
 
 __all__ = ["compile_kept", "kept"]
 
@@ -30,6 +35,48 @@ _SETTINGS: Final = (
     "TRITON_DISABLE_LINE_INFO", "TRITON_MOCK_PTX_VERSION", "TRITON_LIBDEVICE_PATH", "TRITON_KERNEL_OVERRIDE",
 )  # fmt: skip
 """What Triton reads that changes the machine code."""
+
+
+ENDING_S: Final = 20.0
+"""How long the end of the process waits for compilers, at most."""
+
+
+class _Compilers:
+    """Who compiles now. The end of a process destroys what Triton looks its settings up in, and a thread that compiles
+    then (a rank that was given up, say) aborts the process: so the end waits for it, and no other begins."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Also of a process that was forked, in which no other thread runs."""
+        self._changed = threading.Condition()
+        self._running = 0
+        self._ended = False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        with self._changed:
+            if self._ended:
+                raise InternalError("cuda: the process is ending, and compiles nothing any more")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Wait for those that run; refuse those that come."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._running, ENDING_S)
+
+
+_compilers = _Compilers()
+atexit.register(_compilers.end)
+os.register_at_fork(after_in_child=_compilers.begin)
 
 
 @functools.cache
@@ -46,7 +93,8 @@ def compile_kept(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
 
     def make() -> bytes:
         try:
-            compiled = compile_source(emitted, arch, options)
+            with _compilers.one():
+                compiled = compile_source(emitted, arch, options)
         except PassFailure as error:
             made.append(error)
             at = next((k for k, loc in enumerate(emitted.lines) if loc == error.loc), None)

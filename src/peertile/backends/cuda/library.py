@@ -119,6 +119,12 @@ def _exp2_normal(x):
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )
 
+def _exp2_flushed(x):
+    """Zero below -126, where results are small: the instruction itself replaces those by zero."""
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
 def _float_to_int(x, to: tl.constexpr, low: tl.constexpr, high: tl.constexpr, beyond: tl.constexpr):
     """x, already rounded, saturated; NaN is 0. `beyond` = high + 1 is exact in every float type, `high` need not be."""
     too_big = x >= beyond

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from peertile.dtypes import DType
@@ -14,7 +14,10 @@ from peertile.ir.types import SignalType, TileType, Type
 from peertile.memory_model import Rmw
 from peertile.source import Loc
 
-__all__ = ["ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "most_registers", "tuned"]
+__all__ = [
+    "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "decided", "emulated_rmw", "most_registers",
+    "tuned",
+]  # fmt: skip
 
 ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 """Architectures that are compiled for. From sm_90 on the code is for exactly that architecture ("a" features)."""
@@ -33,7 +36,8 @@ class CudaOptions:
     `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
     touches memory, which hides what a launch costs (sm_90 and newer). `specialize` divides a loop that multiplies among
     groups of warps, of which one loads while two compute: for the four that are asked for, twelve are launched. The
-    loop has to be the last one, and free of checks; Triton does it on sm_90, and says so where it cannot.
+    loop has to be the last one, and free of checks; Triton does it on sm_90. None: loops that ask for it (`T.range`),
+    where Triton can.
     """
 
     num_warps: int | None = None
@@ -44,7 +48,7 @@ class CudaOptions:
     f32_mma: str = "ieee"
     line_info: bool = True
     overlap: bool = True
-    specialize: bool = False
+    specialize: bool | None = None
 
     def __post_init__(self) -> None:
         if self.num_warps is not None and self.num_warps not in (1, 2, 4, 8, 16, 32):
@@ -61,6 +65,16 @@ def capability(arch: str) -> int:
     if match is None or f"sm_{match[1]}" not in ARCHES:
         raise ArgumentError(f"arch: expected one of {', '.join(ARCHES)}, got {arch!r}")
     return int(match[1])
+
+
+def decided(kernel: Kernel, arch: str, options: CudaOptions) -> CudaOptions:
+    """The options with `specialize` as the kernel's loops ask for it: groups are of four warps."""
+    if options.specialize is not None:
+        return options
+    asked = any(isinstance(op, ops.For) and op.attrs["divided"] for op in walk(kernel.body))
+    if asked and capability(arch) == 90 and options.num_warps in (None, 4):
+        return replace(options, specialize=True, num_warps=4)
+    return replace(options, specialize=False)
 
 
 def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:

@@ -658,6 +658,10 @@ class CudaDevice(DriverDevice):
                 _modules.unload(self, own.module)
                 own.module = own.function = None
 
+    def held_up(self) -> str:
+        """What else of this process may have kept a wait from ending."""
+        return _modules.held_up()
+
     def max_resident(self, module: ModuleHandle) -> int:
         self._outside_callbacks()
         return as_own(module, CudaModule, "module").limit // self._sharers

@@ -6,22 +6,29 @@ registered in: a device may be closed before its peers of the same process have 
 
 Loading a kernel waits for what runs in its context. Two ranks on one GPU have one context, so the second would wait
 for the first, which is in the kernel already and waits for the second: a kernel is loaded once for both.
+That helps nothing where a rank has to load one kernel while another waits for it in a second one, and no load can be
+made early enough, as nobody knows here what ranks will run. The bound of the wait ends it; its error says what it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from peertile.errors import UnsupportedError
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
 
-__all__ = ["PAGE_BYTES", "HostPages", "Poller", "SharedModules"]
+__all__ = ["LONG_LOAD_S", "PAGE_BYTES", "HostPages", "Poller", "SharedModules"]
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+LONG_LOAD_S: Final = 1.0
+"""A load of code that takes longer waits for something: by itself it takes milliseconds."""
 
 
 class Poller(Protocol):
@@ -100,10 +107,21 @@ class _Loaded:
     users: Counter[int] = field(default_factory=Counter)  # by identity of the device: how often it has loaded it
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    entry: str
+    place: str
+    begun: float
+    ended: float | None = None
+
+
 class SharedModules:
     """The loaded kernels of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._under_way: dict[int, _Load] = {}  # by thread
+        self._long: _Load | None = None  # the last one that took long
         self._lock = threading.Lock()  # protects the tables; never held during a call of the NVIDIA driver
         self._loading: dict[int, threading.Lock] = {}  # by context: held while a kernel is loaded there
         self._loaded: dict[_Key, _Loaded] = {}
@@ -120,12 +138,42 @@ class SharedModules:
                 with self._lock:
                     known = self._found(key, device)
                 if known is None:
-                    module = device.api.load_module(payload)
-                    known = _Loaded(module, device.api.function(module, entry), Counter({id(device): 1}))
+                    with self._watched(device, entry):
+                        module = device.api.load_module(payload)
+                        known = _Loaded(module, device.api.function(module, entry), Counter({id(device): 1}))
                     with self._lock:
                         self._loaded[key] = known
                         self._keys[int(module)] = key
         return known.module, known.function
+
+    @contextlib.contextmanager
+    def _watched(self, device: Poller, entry: str) -> Iterator[None]:
+        thread, load = threading.get_ident(), _Load(entry, device.name, self._clock())
+        with self._lock:
+            self._under_way[thread] = load
+        try:
+            yield
+        finally:
+            ended = self._clock()
+            with self._lock:
+                del self._under_way[thread]
+                if ended - load.begun >= LONG_LOAD_S:
+                    self._long = replace(load, ended=ended)
+
+    def held_up(self) -> str:
+        """About a load that waits for running kernels, or did so a moment ago, for the error of a wait that has reached
+        its bound; empty where there is none. The end of the wait lets the load go on, so it may have ended since."""
+        now = self._clock()
+        with self._lock:
+            loads = [*self._under_way.values(), *([self._long] if self._long is not None else [])]
+        for load in loads:
+            if now - load.begun >= LONG_LOAD_S and now - (load.ended or now) <= LONG_LOAD_S:
+                return (
+                    f"meanwhile {load.entry} was being loaded for a rank on {load.place}, which cannot end while "
+                    "another kernel runs on that GPU; give each rank a GPU of its own, or load kernels before, with "
+                    "KernelFunction.warm_up"
+                )
+        return ""
 
     def _found(self, key: _Key, device: Poller) -> _Loaded | None:
         known = self._loaded.get(key)

@@ -26,6 +26,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from peertile.errors import DeviceFault, PeertileError, UsageError
@@ -667,6 +668,8 @@ class CudaStream(StreamHandle, Target):
                 self.settled = sequence
 
     def _fail(self, span: _Span) -> None:
+        if span.record.kind is FaultKind.WAIT_TIMEOUT:
+            span.record = replace(span.record, note=self.device.held_up())
         self.spans.append(span)
         self.gate()
 

@@ -7,7 +7,7 @@ call that waits runs the machine until what it waits for has happened; timeouts 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from peertile.errors import AllocationError, ArgumentError, LaunchError, UsageError
@@ -52,10 +52,12 @@ from peertile.runtime.drivers.sim_stream import (
 )
 from peertile.sim import engine
 from peertile.sim.binary import SimBinary
+from peertile.sim.cells import Cell, open_access
 from peertile.sim.choices import ReplayChooser
 from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine
 from peertile.sim.memory import Object
+from peertile.sim.report import freed_in_use
 from peertile.sim.streams import ANYTHING, Operation, Reach
 from peertile.sim.verdicts import Waiter
 from peertile.sim.words import Rule
@@ -67,16 +69,16 @@ _MEMORY: Final = 1 << 40
 
 
 class SimSegment(SegmentHandle):
-    """Storage that other devices of the machine can map: one object, counted by who holds it."""
+    """Storage that other devices of the machine can map: one object, over once nobody holds it any more."""
 
-    __slots__ = ("_object", "address", "freed", "holders")
+    __slots__ = ("address", "freed", "target")
 
-    def __init__(self, target: Object, holders: list[int]) -> None:
+    def __init__(self, target: Object) -> None:
         self.nbytes = target.nbytes
-        self._object = target
+        self.target = target
         self.address = target.base
         self.freed = False
-        self.holders = holders
+        target.holders += 1
 
 
 class SimDevice(DriverDevice):
@@ -147,8 +149,23 @@ class SimDevice(DriverDevice):
         if made is None or self._closed:
             return
         self._settle()
-        made.freed_by = self._by()
+        by = self._by()
+        self._check_over(made, made.shadow.cells(), by)
+        made.freed_by = by
         self._in_use -= made.nbytes
+
+    def _check_over(self, made: Object, cells: Iterable[Cell], by: str) -> None:
+        """That memory is given back behind every access of it, whatever came first in this schedule.
+
+        Not where the collector frees it while another rank's host runs, nor out of a callback: with whose knowledge it
+        is freed cannot be said there, and a later access is reported all the same."""
+        machine = self.machine
+        host = machine.host
+        if not machine.judge or machine.stopping or not isinstance(host, Host) or host.rank != self.ordinal:
+            return
+        found = open_access(cells, host.clock)
+        if found is not None:
+            machine.suspect(freed_in_use(made, *found, by))
 
     def _by(self) -> str:
         place = self.machine.where() if self.machine.where is not None else ""
@@ -173,7 +190,10 @@ class SimDevice(DriverDevice):
 
     def take_back(self, address: int, nbytes: int) -> None:
         target, offset = self.machine.memory.at(address)
-        target.take_back(offset, nbytes, self._by())
+        by = self._by()
+        if nbytes:
+            self._check_over(target, target.shadow.box((offset, (), nbytes)).cells, by)
+        target.take_back(offset, nbytes, by)
 
     def memory_stats(self) -> MemoryStats:
         self._enter()
@@ -186,7 +206,7 @@ class SimDevice(DriverDevice):
         if nbytes <= 0:
             raise ArgumentError(f"nbytes: expected an integer > 0, got {nbytes}")
         made = self.machine.memory.make(nbytes, self.ordinal, "symmetric memory", zeroed=True)
-        return SimSegment(made, [1]), made.base
+        return SimSegment(made), made.base
 
     def export_segment(self, segment: SegmentHandle) -> ShareHandle:
         self._enter()
@@ -196,7 +216,7 @@ class SimDevice(DriverDevice):
     def import_segment(self, share: ShareHandle) -> SegmentHandle:
         self._enter()
         target, _ = self.machine.memory.at(int.from_bytes(share.payload, "little"))
-        return SimSegment(target, [1])
+        return SimSegment(target)
 
     def map_segment(self, segment: SegmentHandle) -> int:
         self._enter()
@@ -208,7 +228,14 @@ class SimDevice(DriverDevice):
 
     def free_segment(self, segment: SegmentHandle) -> None:
         self._enter()
-        self._segment(segment).freed = True
+        own = self._segment(segment)
+        own.freed = True
+        target = own.target
+        target.holders -= 1
+        if not target.holders:
+            by = self._by()
+            self._check_over(target, target.shadow.cells(), by)
+            target.freed_by = by
 
     @staticmethod
     def _segment(segment: SegmentHandle) -> SimSegment:
@@ -330,7 +357,12 @@ class SimDevice(DriverDevice):
             host.step(Call.WAITS)
             if result.status is Status.PENDING:
                 operation = stream.operations[ticket.sequence]
+                timer = None
+                if timeout_s is not None:  # of the program's own: it passes once nobody can go on
+                    timer = machine.timer(int(timeout_s * 1e9), lambda: machine.wake_all(operation.waiters))
                 host.block(operation.waiters, lambda: Waiter(host.where(), f"{operation.name} on {stream.where()}"))
+                if timer is not None:
+                    machine.cancel(timer)
         elif result.status is Status.PENDING:
             expired: list[bool] = []
             if timeout_s is not None:

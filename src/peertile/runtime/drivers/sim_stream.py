@@ -338,7 +338,7 @@ class WaitEvent(Operation):
 class SimLaunch(Launch):
     """A launch of the driver: arguments from the block, faults as records, output to the sink."""
 
-    __slots__ = ("block", "module", "options", "owner", "parked_programs", "place")
+    __slots__ = ("block", "module", "options", "owner", "parked_programs")
 
     def __init__(
         self, machine: Machine, rank: int, module: SimModule, grid: Grid, block: bytes, options: LaunchOptions,
@@ -351,6 +351,9 @@ class SimLaunch(Launch):
         self.place = place
         self.owner: SimGraphLaunch | None = None
         self.parked_programs: list[Program] = []
+
+    def launched(self) -> str:
+        return super().launched() if self.owner is None else f"captured at {self.place}" if self.place else ""
 
     def start(self, stream: Stream) -> bool:
         binary = self.module.binary

@@ -1,0 +1,764 @@
+"""The library's models and tools on one GPU: the embedding with published weights, the decoder's step as one graph,
+linear maps of one row, tensors of torch, autotuning. Each is right against float64 first, and timed beside torch.
+
+    PYTHONPATH=src:. python3 benchmarks/device/bench_cuda_models.py [--limit S] [--out FILE] [SECTION ...]
+    PYTHONPATH=src:. python3 benchmarks/device/bench_cuda_models.py --pack FILE
+
+Sections: embed, embed_compiled, embed_shared and fused_shared (two and three ranks, threads, on one GPU), decode, rows,
+interop, tuning; each may have its bound in seconds, as SECTION=SECONDS. Published weights come from the package that
+the example uses or, where PEERTILE_BENCH_WEIGHTS names it, from a file that `--pack` made: the weights rounded to f16,
+the rows of the words that are used, and what the weights themselves give, in float64, which has to come out. Options
+and output are those of bench_cuda_library.py. Makes no multicast object and changes no setting of a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bench_cuda_library as bench
+import numpy as np
+
+import peertile as pt
+from peertile.library import layer_kernels, layers
+from peertile.library import products as products_module
+from peertile.library.collectives import Collectives
+from peertile.tuning import Rules
+
+Bench, Json, SHRINK, PLACE, case, guarded = (
+    bench.Bench, bench.Json, bench.SHRINK, bench.PLACE, bench.case, bench.guarded,
+)  # fmt: skip
+ROOT = bench.ROOT
+SHAPES = ((32, 128), (8, 32), (1, 16))
+"""Texts, and tokens of each, that are timed."""
+MORE_TEXTS = (
+    "", "naïve café, 東京! " * 10, "The quick brown fox jumps over the lazy dog.", "How do I reset my password?",
+    "Steps to recover an account whose password was lost", "x",
+    "GPUs share memory over a fast link, and kernels signal each other.",
+)  # fmt: skip
+
+
+def loaded(path: str) -> ModuleType:
+    """A file of this tree as a module."""
+    name = f"models_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def tell(section: str, **found: Any) -> None:
+    print(json.dumps({"section": section, **found}), flush=True)
+
+
+# ---------------------------------------------------------------- the embedding
+
+
+def pack(path: Path) -> None:
+    """Write the published weights as a file that fits where only small ones do."""
+    example: Any = loaded("examples/embed.py")
+    reference: Any = importlib.import_module("tests.layers.test_embed")
+    config, weights, tokenize = example.published()
+    texts = [tokenize(text) for text in (*example.TEXTS, *MORE_TEXTS)]
+    # Others too, for the texts that are timed.
+    others = np.random.default_rng(11).choice(np.arange(1000, 30000), 1500, replace=False)
+    used = np.unique(np.concatenate([*texts, others]))
+    kept: dict[str, Any] = {
+        "config": np.array([config.layers, config.heads, config.hidden, config.inner, config.epsilon]),
+        "want": np.array([reference.bert(config, weights, ids) for ids in texts]),
+        "lengths": np.array([len(ids) for ids in texts]),
+        "tokens": np.searchsorted(used, np.concatenate(texts)),
+    }
+    for name, array in weights.items():
+        rows = array[used] if name == "embeddings.word_embeddings.weight" else array
+        kept[f"w.{name}"] = rows.astype(np.float16)
+    np.savez_compressed(path, **kept)
+
+
+def model() -> tuple[Any, Any, list[list[int]], Any, str]:
+    """Configuration, weights, texts, what they give, and where all that comes from."""
+    example: Any = loaded("examples/embed.py")
+    reference: Any = importlib.import_module("tests.layers.test_embed")
+    named = os.environ.get("PEERTILE_BENCH_WEIGHTS")
+    if named:
+        held = np.load(named)
+        whole = [float(v) for v in held["config"]]
+        config = example.Config(*(int(v) for v in whole[:4]), whole[4])
+        weights = {name[2:]: held[name].astype(np.float32) for name in held.files if name.startswith("w.")}
+        ends = np.cumsum(held["lengths"])
+        texts = [part.tolist() for part in np.split(held["tokens"], ends[:-1])]
+        return config, weights, texts, held["want"], "published, rounded to f16"
+    found = example.published()
+    if found is not None:
+        config, weights, tokenize = found
+        texts = [tokenize(text) for text in (*example.TEXTS, *MORE_TEXTS)]
+        kind = "published"
+    else:
+        config = example.Config(6, 12, 384, 1536, 1e-12)
+        weights = example.random_weights(np.random.default_rng(5), config, 2000, 512)
+        rng = np.random.default_rng(6)
+        texts = [rng.integers(0, 2000, n).tolist() for n in (12, 37, 5)]
+        kind = "random"
+    return config, weights, texts, np.array([reference.bert(config, weights, ids) for ids in texts]), kind
+
+
+def embed(b: Bench) -> None:
+    """One rank: right, and beside the same model in torch, eager and compiled, each as a CUDA graph."""
+    example: Any = loaded("examples/embed.py")
+    config, weights, texts, want, kind = model()
+    comm = Collectives(b.group)
+    encoder = example.Encoder(b.group, comm, config, weights)
+
+    def right() -> Json:
+        got = encoder.encode(texts).copy()
+        cosine = float(np.abs(1 - np.sum(want * got, 1)).max())
+        assert cosine < 1e-3, cosine
+        return {"weights": kind, "texts": len(texts), "one_minus_cosine": cosine}
+
+    case(b, "embed", "one rank", right)
+    _beside_torch(b, encoder, config, weights, is_compiled=False)
+    comm.close()
+
+
+def embed_compiled(b: Bench) -> None:
+    """Beside torch.compile too, which takes long to begin."""
+    example: Any = loaded("examples/embed.py")
+    config, weights, *_ = model()
+    with Collectives(b.group) as comm:
+        _beside_torch(b, example.Encoder(b.group, comm, config, weights), config, weights, is_compiled=True)
+
+
+def _beside_torch(b: Bench, encoder: Any, config: Any, weights: Any, *, is_compiled: bool) -> None:
+    words = len(weights["embeddings.word_embeddings.weight"])
+    for batch, tokens in SHAPES:
+
+        def one(batch: int = batch, tokens: int = tokens) -> Json:
+            return _encoded(b, encoder, config, weights, words, batch, tokens, is_compiled=is_compiled)
+
+        case(b, "embed", f"{batch}x{tokens}", one)
+
+
+def _encoded(
+    b: Bench, encoder: Any, config: Any, weights: Any, words: int, batch: int, tokens: int, *, is_compiled: bool
+) -> Json:
+    torch = b.torch
+    texts = np.random.default_rng(7).integers(0, words, (batch, tokens))
+    mine = encoder.encode(texts.tolist()).copy()
+    graph = encoder.steps[batch, tokens][0]
+    ids = torch.from_numpy(texts).to(PLACE)
+    eager = torch_encoder(b, config, weights)
+    theirs = eager(ids).cpu().numpy()
+    cosine = float(np.abs(1 - np.sum(theirs * mine, 1)).max())
+    assert cosine < 1e-5, cosine
+    compiled = torch.compile(eager, dynamic=False)
+    candidates: dict[str, Any] = {
+        "peertile": lambda: replays(b, encoder.stream, graph),
+        "torch": lambda: b.graph_of_theirs([lambda: eager(ids)], 1),
+    }
+    if is_compiled:
+        candidates["torch.compile"] = lambda: b.graph_of_theirs([lambda: compiled(ids)], 1)
+    us = b.compare(candidates)
+    spent = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        encoder.encode(texts.tolist())
+        spent.append((time.perf_counter() - begin) * 1e6)
+    others = [t for name, t in us.items() if name != "peertile" and isinstance(t, float)]
+    return {
+        "us": us, "one_minus_cosine_to_torch": cosine, "encode_us": round(statistics.median(spent), 1),
+        "texts_per_s": round(batch / us["peertile"] * 1e6), "ratio": round(min(others) / us["peertile"], 3),
+    }  # fmt: skip
+
+
+def replays(b: Bench, stream: Any, graph: Any) -> Callable[[int], float]:
+    """f(repeats) -> microseconds of a replay."""
+    if PLACE != "cuda":
+        return bench._clocked([lambda: graph.launch().sync_on(stream)], 1)
+    driver = b.device.driver
+
+    def run(repeats: int) -> float:
+        repeats *= 10
+        start, end = driver.create_event(), driver.create_event()
+        futures = [graph.launch().submit(stream)]
+        driver.record_event(stream.handle, start)
+        futures += [graph.launch().submit(stream) for _ in range(repeats)]
+        ticket = driver.record_event(stream.handle, end)
+        for future in futures:
+            future.wait(30)
+        driver.wait(ticket, 10)
+        return float(driver.elapsed_ns(start, end)) / repeats / 1000
+
+    return run
+
+
+def torch_encoder(b: Bench, config: Any, weights: Any) -> Any:
+    """The model in torch, f32, with its own fused attention."""
+    torch = b.torch
+    F = torch.nn.functional
+    w = {name: torch.from_numpy(array.copy()).to(PLACE) for name, array in weights.items()}
+    for k in range(config.layers):
+        parts = [f"encoder.layer.{k}.attention.self.{part}" for part in ("query", "key", "value")]
+        for kind in ("weight", "bias"):
+            w[f"{k}.qkv.{kind}"] = torch.cat([w[f"{part}.{kind}"] for part in parts])
+
+    def dense(x: Any, name: str) -> Any:
+        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    def norm(x: Any, name: str) -> Any:
+        return F.layer_norm(x, (config.hidden,), w[f"{name}.weight"], w[f"{name}.bias"], config.epsilon)
+
+    def encode(ids: Any) -> Any:
+        with torch.no_grad():
+            batch, tokens = ids.shape
+            x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:tokens]
+            x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+            for k in range(config.layers):
+                name = f"encoder.layer.{k}"
+                heads = dense(x, f"{k}.qkv").view(batch, tokens, 3, config.heads, config.dim).permute(2, 0, 3, 1, 4)
+                context = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, tokens, config.hidden)
+                x = norm(x + dense(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm")
+                wide = F.gelu(dense(x, f"{name}.intermediate.dense"))
+                x = norm(x + dense(wide, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+            return F.normalize(x.mean(1))
+
+    return encode
+
+
+def embed_shared(b: Bench) -> None:
+    """Ranks that are threads of one process on one GPU, in a process of their own."""
+    for ranks in (2, 3):
+
+        def one(ranks: int = ranks) -> Json:
+            command = [sys.executable, __file__, "--shared", str(ranks)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+            assert done.returncode == 0, done.stderr[-600:]
+            found: Json = json.loads(done.stdout.splitlines()[-1])
+            return found
+
+        case(b, "embed_shared", f"{ranks} ranks", one)
+
+
+def shared(ranks: int) -> None:
+    """Print what `ranks` threads on one GPU give."""
+    example: Any = loaded("examples/embed.py")
+    config, weights, texts, want, kind = model()
+
+    def rank(group: pt.Group) -> Any:
+        with Collectives(group) as comm:
+            encoder = example.Encoder(group, comm, config, weights)
+            return [encoder.encode(part).copy() for part in (texts, texts[:1], texts)]
+
+    said = pt.spawn(rank, ranks, model=pt.RankModel.THREADS, timeout_s=30)
+    assert all(np.array_equal(a, c) for other in said[1:] for a, c in zip(said[0], other, strict=True))
+    assert np.array_equal(said[0][0], said[0][2])
+    cosine = float(np.abs(1 - np.sum(want * said[0][0], 1)).max())
+    assert cosine < 1e-3, cosine
+    print(json.dumps({"weights": kind, "one_minus_cosine": cosine, "same_bits": True}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def fused_shared(b: Bench) -> None:
+    """The programs of the fused kernels, by ranks that are threads on one GPU; a process for each program."""
+    small: Any = importlib.import_module("tests.fused.fused_programs")
+    for ranks in (2, 3):
+        for name in small.PROGRAMS:
+
+            def one(name: str = name, ranks: int = ranks) -> Json:
+                command = [sys.executable, __file__, "--fused", str(ranks), name]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+                assert done.returncode == 0, done.stderr[-600:]
+                return {"ok": True, "seconds": float(done.stdout.splitlines()[-1])}
+
+            case(b, "fused_shared", f"{name}, {ranks} ranks", one)
+
+
+def fused(ranks: int, name: str) -> None:
+    small: Any = importlib.import_module("tests.fused.fused_programs")
+    program = small.PROGRAMS[name]
+    begin = time.perf_counter()
+    said = pt.spawn(lambda group: program(group, seed=1), ranks, model=pt.RankModel.THREADS, timeout_s=25)
+    assert all(said)
+    print(round(time.perf_counter() - begin, 2), flush=True)
+    os._exit(0)
+
+
+# ---------------------------------------------------------------- the decoder
+
+QWEN: Json = {"LAYERS": 24, "HEADS": 14, "GROUPS": 2, "DIM": 64, "INNER": 4864, "WORDS": 16384, "HIDDEN": 896}
+"""Shapes of Qwen2.5 0.5B; of its 151936 words so many."""
+
+
+def decode(b: Bench) -> None:
+    for name, shapes, count in (("example", {}, 40), ("qwen_0.5b", QWEN, 40)):
+        more = {k: v if k != "LAYERS" or SHRINK == 1 else 2 for k, v in shapes.items()}
+        case(b, "decode", name, lambda s=more, n=count: _decoded(b, s, n if SHRINK == 1 else 4))  # type: ignore[misc]
+
+
+def _decoded(b: Bench, shapes: Json, count: int) -> Json:
+    m: Any = loaded("examples/decode_loop.py")
+    vars(m).update(shapes)
+    weights = m.random_weights(np.random.default_rng(3), min(m.LAYERS, 3))
+    # Random numbers take long: layers repeat, in memory of their own each.
+    weights["layers"] = [weights["layers"][k % len(weights["layers"])] for k in range(m.LAYERS)]
+    theirs = TorchStep(b, m, weights)
+    with Collectives(b.group) as comm:
+        step = m.Step(b.group, comm, weights)
+        token, worst, tokens = 1, 0.0, [1]
+        times: tuple[list[float], list[float]] = ([], [])
+        for position in range(count):
+            results = []
+            for run, spent in zip((step.run, theirs.run), times, strict=True):
+                begin = time.perf_counter()
+                results.append(run(token, position).copy())
+                spent.append((time.perf_counter() - begin) * 1e6)
+            largest = float(np.abs(results[1]).max())
+            worst = max(worst, float(np.abs(results[0] - results[1]).max()) / largest)
+            if position == 2:
+                want = m.reference(weights, tokens)
+                off = float(np.abs(results[0] - want).max() / np.abs(want).max())
+                assert off < 1e-4, off
+            assert worst < 1e-3, worst
+            token = int(results[0].argmax())
+            tokens.append(token)
+        us = b.compare({
+            "peertile": lambda: replays(b, step.stream, step.graph),
+            "torch.compile": lambda: theirs.replays,
+        })  # fmt: skip
+        nodes = step.graph.nodes
+    tokens_us = [round(statistics.median(spent[2:]), 1) for spent in times]
+    nbytes = 4 * sum(array.size for layer in weights["layers"] for array in layer.values()) + weights["head"].nbytes
+    return {
+        "us_of_a_replay": us, "us_a_token": {"peertile": tokens_us[0], "torch.compile": tokens_us[1]},
+        "tokens_per_s": round(1e6 / tokens_us[0]), "ratio": round(tokens_us[1] / tokens_us[0], 3),
+        "ratio_of_replays": round(us["torch.compile"] / us["peertile"], 3), "nodes": nodes, "layers": m.LAYERS,
+        "weights_GB_per_s": round(nbytes / us["peertile"] / 1000), "to_torch": worst, "to_f64": off,
+    }  # fmt: skip
+
+
+class TorchStep:
+    """The step in torch: every layer through one compiled function, and all of it as one CUDA graph, whose token and
+    position are copied in front of each replay."""
+
+    def __init__(self, b: Bench, m: Any, weights: Json) -> None:
+        torch = self.torch = b.torch
+        F = torch.nn.functional
+        half = m.DIM // 2
+
+        def there(array: Any) -> Any:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(PLACE)
+
+        layers_of = []
+        for layer in weights["layers"]:
+            layers_of.append({
+                "before": there(layer["before"]), "between": there(layer["between"]),
+                "qkv": there(np.concatenate([layer[name] for name in "qkv"], 1).T),
+                "bias": there(np.concatenate([layer[f"{name}_bias"] for name in "qkv"])),
+                "both": there(np.concatenate([layer["gate"], layer["up"]], 1).T),
+                "out": there(layer["project"].T), "less": there(layer["down"].T),
+            })  # fmt: skip
+        words, head, last = there(weights["words"]), there(weights["head"].T), there(weights["last"])
+        caches = [[torch.zeros(1, m.GROUPS, m.CAPACITY, m.DIM, device=PLACE) for _ in range(2)] for _ in layers_of]
+        angle = np.arange(m.CAPACITY)[:, None] * m.BASE ** (-np.arange(0, m.DIM, 2) / m.DIM)
+        cosine, sine = (there(np.tile(f(angle), 2).astype(np.float32)) for f in (np.cos, np.sin))
+        at = torch.arange(m.CAPACITY, device=PLACE)
+
+        def norm(x: Any, gain: Any) -> Any:
+            return F.rms_norm(x, (m.HIDDEN,), gain, 1e-6)
+
+        def turned(x: Any, position: Any) -> Any:
+            return x * cosine[position] + torch.cat([-x[..., half:], x[..., :half]], -1) * sine[position]
+
+        def layer_of(x: Any, layer: Json, keys: Any, values: Any, position: Any) -> Any:
+            seen = (at <= position)[None, None, None]
+            packed = F.linear(norm(x, layer["before"]), layer["qkv"], layer["bias"]).view(1, -1, 1, m.DIM)
+            q, k, v = packed.split([m.HEADS, m.GROUPS, m.GROUPS], 1)
+            keys.index_copy_(2, position, turned(k, position))
+            values.index_copy_(2, position, v)
+            context = F.scaled_dot_product_attention(turned(q, position), keys, values, attn_mask=seen, enable_gqa=True)
+            x = x + F.linear(context.view(1, -1), layer["out"])
+            gate, up = F.linear(norm(x, layer["between"]), layer["both"]).chunk(2, -1)
+            return x + F.linear(F.silu(gate) * up, layer["less"])
+
+        compiled = torch.compile(layer_of, dynamic=False)
+        self.token, self.position = (torch.zeros(1, dtype=torch.int64, device=PLACE) for _ in range(2))
+
+        def step() -> Any:
+            with torch.no_grad():
+                x = words[self.token]
+                for layer, (keys, values) in zip(layers_of, caches, strict=True):
+                    x = compiled(x, layer, keys, values, self.position)
+                return F.linear(norm(x, last), head)
+
+        self.eager = step
+        if PLACE != "cuda":
+            self.replays = bench._clocked([step], 1)
+            return
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        side.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=side):
+            self.scores = step()
+        self.host = torch.empty(2, 1, dtype=torch.int64, pin_memory=True)
+
+        def replayed(repeats: int) -> float:
+            repeats *= 10
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.graph.replay()
+            start.record()
+            for _ in range(repeats):
+                self.graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            return float(start.elapsed_time(end)) * 1000 / repeats
+
+        self.replays = replayed
+
+    def run(self, token: int, position: int) -> Any:
+        """Scores of the next token, on the host."""
+        if PLACE != "cuda":
+            self.token.fill_(token)
+            self.position.fill_(position)
+            return self.eager().numpy()[0]
+        self.host[0, 0], self.host[1, 0] = token, position
+        self.token.copy_(self.host[0], non_blocking=True)
+        self.position.copy_(self.host[1], non_blocking=True)
+        self.graph.replay()
+        return self.scores.cpu().numpy()[0]
+
+
+# ---------------------------------------------------------------- linear maps of one row
+
+
+KERNELS: dict[tuple[Any, ...], Any] = {}
+"""A kernel for each way of `rows`, compiled once for all shapes."""
+
+
+def rows(b: Bench) -> None:
+    """Ways to multiply one row by a weight, beside the one that is chosen, and torch."""
+    shapes = [(896, 1152), (896, 896), (896, 9728), (4864, 896), (896, 16384)]
+    for dtype in ("float32", "bfloat16"):
+        for k, n in shapes[: None if dtype == "float32" else 4]:
+            case(b, "rows", f"{dtype} {k}x{n}", lambda k=k, n=n, d=dtype: _row(b, k // SHRINK, n // SHRINK, d))  # type: ignore[misc]
+
+
+def new_row_kernel() -> Any:
+    return pt.kernel(layer_kernels.linear_row.fn)
+
+
+def _row(b: Bench, k: int, n: int, dtype: str) -> Json:
+    torch = b.torch
+    kind = getattr(torch, dtype)
+    count = max(2, min(24, (160 << 20) // (k * n * 4)))  # more than the cache holds
+    x, z = b.randn(1, k, dtype=kind), b.poisoned(1, n, dtype=kind)
+    ws = [b.randn(k, n, dtype=kind) for _ in range(count)]
+    turned = [w.t().contiguous() for w in ws]
+    own, out, factors = b.ours(x), b.ours(z), [b.ours(w) for w in ws]
+    columns = [b.ours(w).permute(1, 0) for w in turned]
+    want = x.double() @ ws[0].double()
+    bound = 1e-5 if dtype == "float32" else 1e-2
+    size = x.element_size()
+
+    def checked(op: Any) -> None:
+        z.fill_(math.nan)
+        b.settle()
+        op.sync()
+        error = b.error(z, want)
+        assert error < bound, error
+
+    def way(wide: int, deep: int, stages: int, weights: Any, warps: int | None) -> Any:
+        kernel = KERNELS.setdefault((dtype, wide, deep, stages, warps, weights is columns), new_row_kernel())
+        consts = {"BK": deep, "STAGES": stages, "ACTIVATION": "none", "BIASED": False, "ADDED": False}
+
+        def op(w: Any) -> Any:
+            return kernel(out.partition((1, wide)), own, w, w, own, **consts)
+
+        def made() -> Any:
+            with bench.compiled_with(num_warps=warps):
+                checked(op(weights[0]))
+                return b.graph_of_ours([lambda w=w: op(w) for w in weights], 2 * count if PLACE == "cuda" else 1)
+
+        return made
+
+    def chosen() -> Any:
+        checked(layers.linear(own, factors[0], out=out))
+        return b.graph_of_ours([lambda w=w: layers.linear(own, w, out=out) for w in factors], 2 * count)
+
+    candidates: dict[str, Any] = {"chosen": chosen}
+    for wide, deep, stages, warps in (
+        (8, 512, 1, 8), (8, 512, 3, 8), (8, 256, 4, 4), (16, 256, 1, 8), (16, 256, 3, 8), (32, 128, 1, 8),
+        (32, 128, 4, 8), (64, 128, 3, 8),
+    ):  # fmt: skip
+        deep *= 4 // size
+        key = f"{wide}x{deep} {stages} stages {warps} warps"
+        candidates[key] = way(wide, deep, stages, factors, warps)
+    for wide, deep, stages, warps in ((4, 512, 1, 4), (4, 1024, 1, 8), (8, 512, 3, 8)):
+        key = f"by columns {wide}x{deep} {stages} stages {warps} warps"
+        candidates[key] = way(wide, deep, stages, columns, warps)
+    F = torch.nn.functional
+    candidates["torch"] = lambda: b.graph_of_theirs([lambda w=w: F.linear(x, w) for w in turned], 2 * count)
+    us = b.compare(candidates, 3)
+    found: Json = {"us": us}
+    if isinstance(us["chosen"], float):
+        ways = {name: t for name, t in us.items() if isinstance(t, float) and name not in ("torch", "chosen")}
+        best = min(ways, key=lambda name: ways[name])
+        found |= {
+            "best": best, "GB/s": round(k * n * size / us["chosen"] / 1000),
+            "ratio": round(us["torch"] / us["chosen"], 3), "best_ratio": round(us["torch"] / ways[best], 3),
+        }  # fmt: skip
+    return found
+
+
+# ---------------------------------------------------------------- tensors of torch
+
+
+def interop(b: Bench) -> None:
+    """Torch's tensors where they lie, after what its streams have to do, with gradients."""
+    torch = b.torch
+    ptt: Any = importlib.import_module("peertile.torch")
+
+    def places() -> Json:
+        x = b.randn(1000, 3, dtype=torch.float32)
+        ours = ptt.from_torch(x)
+        assert ours.address == x.data_ptr()
+        assert torch.from_dlpack(ours).data_ptr() == x.data_ptr()
+        x[5, 1] = 7.0
+        b.settle()
+        assert ours.numpy()[5, 1] == 7.0
+        ours.copy_from(np.full((1000, 3), 2.0, np.float32))
+        assert float(x.sum()) == 6000.0
+        y = ptt.all_reduce(x, b.group)
+        assert y is x
+        return {"ok": True}
+
+    def streams() -> Json:
+        """A queue of slow work in front of each call: what is read too early is NaN."""
+        if PLACE != "cuda":
+            return {"ok": True}
+        a = b.randn(4096, 4096, dtype=torch.float32) / 64
+        w = b.randn(64, 4096, dtype=torch.float32)
+        wrong = 0
+        for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream), torch.no_grad():
+                x = torch.full_like(a, math.nan)
+                for _ in range(8):
+                    step = a @ a
+                x.copy_(step)
+                z = ptt.linear(x, w)
+                after = z * 2  # torch goes on at once
+                want = x.double() @ w.double().t()
+                wrong += not bool(((after / 2 - want).abs().max() < 1e-2 * want.abs().max()).item())
+        assert wrong == 0, wrong
+        return {"ok": True, "streams": 3}
+
+    def gradients() -> Json:
+        worst: Json = {}
+        for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+            for activation in ptt.Activation:
+                leaves = [(b.randn(*s) / 4).to(dtype).requires_grad_() for s in ((2, 37, 70), (19, 70), (19,))]
+                wide = [t.detach().double().requires_grad_() for t in leaves]
+                y = ptt.linear(*leaves, activation=activation)
+                f = getattr(torch.nn.functional, activation.value) if activation.value != "none" else lambda t: t
+                exact = f(torch.nn.functional.linear(*wide))
+                up = torch.randn_like(exact)
+                got = torch.autograd.grad(y, leaves, up.to(dtype))
+                expected = torch.autograd.grad(exact, wide, up.to(dtype).double())
+                for mine, theirs in zip((y.detach(), *got), (exact.detach(), *expected), strict=True):
+                    assert mine.dtype == dtype
+                    off = float((mine.double() - theirs).abs().max() / theirs.abs().max())
+                    assert off < bound, (dtype, activation, off)
+                    worst[str(dtype)] = max(worst.get(str(dtype), 0.0), off)
+        return {"worst": worst}
+
+    def differences() -> Json:
+        leaves = [
+            torch.randn(*s, dtype=torch.float64, device=PLACE, requires_grad=True) for s in ((3, 5), (4, 5), (4,))
+        ]
+        for activation in ptt.Activation:
+            assert torch.autograd.gradcheck(lambda *a, f=activation: ptt.linear(*a, activation=f), leaves)
+        return {"ok": True}
+
+    def training() -> Json:
+        torch.manual_seed(3)
+        x, target = b.randn(64, 10, dtype=torch.float32), b.randn(64, 1, dtype=torch.float32)
+        start = [b.randn(*s, dtype=torch.float32) / 4 for s in ((16, 10), (16,), (1, 16), (1,))]
+
+        def losses(first: Any, second: Any) -> list[float]:
+            weights = [t.clone().requires_grad_() for t in start]
+            optimizer = torch.optim.SGD(weights, lr=0.05)
+            found = []
+            for _ in range(20):
+                optimizer.zero_grad()
+                loss = (second(first(x, *weights[:2]), *weights[2:]) - target).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+            return found
+
+        F = torch.nn.functional
+        ours = losses(lambda *a: ptt.linear(*a, activation=ptt.Activation.SILU), ptt.linear)
+        theirs = losses(lambda *a: F.silu(F.linear(*a)), F.linear)
+        off = max(abs(p - q) / q for p, q in zip(ours, theirs, strict=True))
+        assert off < 1e-4, off
+        assert ours[-1] < ours[0]
+        return {"relative_difference_of_losses": off}
+
+    for name, function in (
+        ("in place", places), ("after torch's streams", streams), ("gradients", gradients),
+        ("gradients by differences", differences), ("training", training),
+    ):  # fmt: skip
+        case(b, "interop", name, function)
+
+
+# ---------------------------------------------------------------- autotuning
+
+
+def tuning(b: Bench) -> None:
+    """A product's tiles: one winner, kept, found again by another process, taken up after an interruption."""
+    with tempfile.TemporaryDirectory() as folder:
+        case(b, "tuning", "measured", lambda: _tuned(b, folder))
+        case(b, "tuning", "found again", lambda: _again(folder, "found"))
+        case(b, "tuning", "interrupted and taken up", lambda: _again(f"{folder}/other", "resume"))
+
+
+WAYS = [
+    products_module.Way((64, 64), 64, 3),
+    products_module.Way((128, 64), 64, 4, is_persistent=False),
+    products_module.Way((128, 128), 64, 4),
+    products_module.Way((128, 256), 64, 4),
+    products_module.Way((256, 128), 64, 4),
+]
+
+
+def _product(folder: str, stop_after: int | None = None) -> tuple[Any, tuple[Any, ...], list[int]]:
+    """The tuned product and its arguments, and a list that counts its calls."""
+    calls, last = [0], [stop_after]  # in a list: a plain value that a function names is part of its source
+
+    def product(way: Any, a: Any, w: Any, z: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == last[0]:
+            raise KeyboardInterrupt
+        return products_module._launched(a, w, z, way, {"BK": way.inner, "STAGES": way.stages, "TF32": False})
+
+    m, n, k = (extent // SHRINK for extent in (2048, 4096, 4096))
+    rng = np.random.default_rng(1)
+    a, w = (pt.asarray(rng.standard_normal(s).astype(np.float32), pt.bf16) for s in ((m, k), (k, n)))
+    z = pt.zeros((m, n), pt.bf16)
+    tuned = pt.autotune(
+        candidates=WAYS, key=lambda a, w, z: (a.shape, w.shape, a.dtype), name="product", folder=folder,
+        rules=Rules(budget_s=25.0),
+        reference=lambda a, w, z: a.numpy().astype(np.float32) @ w.numpy().astype(np.float32),
+    )(product)  # fmt: skip
+    return tuned, (a, w, z), calls
+
+
+def _tuned(b: Bench, folder: str) -> Json:
+    begin = time.perf_counter()
+    tuned, arguments, calls = _product(folder)
+    found = tuned.decide(*arguments)
+    spent = time.perf_counter() - begin
+    assert found.is_new
+    assert float(np.abs(arguments[2].numpy().astype(np.float32)).max()) == 0.0, "what the arguments held is put back"
+    best = min(found.seconds.values())
+    tied = [name for name, s in found.seconds.items() if s <= 1.05 * best]
+    record = json.loads(found.path.read_text())
+    finalists = [k for k, rounds in record["final"].items() if rounds]
+    listed = [repr(way) for way in WAYS]
+    assert found.name == min(tied, key=listed.index), (found.name, tied)
+    tuned(*arguments).sync()
+    return {
+        "s": round(spent, 2), "calls": calls[0], "winner": found.name, "dropped": found.dropped,
+        "within_5_percent": tied, "finalists": len(finalists),
+        "us": {name: round(s * 1e6, 2) for name, s in found.seconds.items()},
+        "measured": record["measured"][0]["machine"],
+    }  # fmt: skip
+
+
+def _again(folder: str, how: str) -> Json:
+    """In another process, twice."""
+    found = []
+    for _ in range(2 if how == "resume" else 1):
+        command = [sys.executable, __file__, f"--{how}", folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr[-600:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    if how == "resume":
+        assert found[0]["interrupted"], found
+        assert found[1]["runs"] == 2, found
+    else:
+        assert not found[0]["is_new"], found
+        assert found[0]["calls"] == 0, found
+    return {"processes": found}
+
+
+def found_again(folder: str) -> None:
+    tuned, arguments, calls = _product(folder)
+    found = tuned.decide(*arguments)
+    print(json.dumps({"is_new": found.is_new, "winner": found.name, "calls": calls[0]}), flush=True)
+    os._exit(0)
+
+
+def resumed(folder: str) -> None:
+    """The first process is interrupted while it measures; the second one ends what it began."""
+    path = Path(folder)
+    is_first = not path.exists()
+    tuned, arguments, calls = _product(folder, stop_after=60 if is_first else None)
+    try:
+        found = tuned.decide(*arguments)
+    except KeyboardInterrupt:
+        record = json.loads(next(path.glob("*.json")).read_text())
+        kept = {"interrupted": True, "winner": record["winner"], "verified": len(record["verdicts"]), "calls": calls[0]}
+        print(json.dumps(kept), flush=True)
+        os._exit(0)
+    record = json.loads(found.path.read_text())
+    print(json.dumps({"winner": found.name, "runs": len(record["measured"]), "calls": calls[0]}), flush=True)
+    os._exit(0)
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "embed": embed, "embed_compiled": embed_compiled, "embed_shared": embed_shared,
+    "fused_shared": fused_shared, "decode": decode, "rows": rows, "interop": interop, "tuning": tuning,
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--pack"]:
+        pack(Path(arguments[1]))
+    elif arguments[:1] == ["--shared"]:
+        shared(int(arguments[1]))
+    elif arguments[:1] == ["--fused"]:
+        fused(int(arguments[1]), arguments[2])
+    elif arguments[:1] == ["--found"]:
+        found_again(arguments[1])
+    elif arguments[:1] == ["--resume"]:
+        resumed(arguments[1])
+    else:
+        bench.SECTIONS.update(SECTIONS)
+        options = [word for word in arguments if word.startswith("--")]
+        named = [w for k, w in enumerate(arguments) if not w.startswith("--") and arguments[k - 1] not in options]
+        bench.main(arguments if named else [*arguments, *SECTIONS])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
