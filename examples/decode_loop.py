@@ -162,6 +162,8 @@ def reference(weights, tokens):
 
 @pt.program
 def main(group, steps=STEPS, layers=LAYERS):
+    if group.size > GROUPS:
+        raise SystemExit(f"decode_loop: expected at most {GROUPS} ranks, a group of heads for each, got {group.size}")
     weights = random_weights(np.random.default_rng(3), layers)  # the same on every rank, which keeps its part
     tokens = [1]
     with Collectives(group) as comm:

@@ -19,7 +19,6 @@ import peertile as pt
 from peertile.checker.program import CannotCheck, ProgramCase
 from peertile.errors import PeerFailed
 from peertile.sim.choices import Chooser, RandomChooser
-from peertile.sim.machine import Machine
 from peertile.sim.runs import Case, Outcome
 
 MAX_STEPS = 20_000_000
@@ -28,9 +27,8 @@ MAX_STEPS = 20_000_000
 class OpenCase(ProgramCase):
     """A program that prints where the test looks for it, and hears of faults as from any device."""
 
-    def _build(self, machine: Machine) -> None:
-        machine.ends_at_faults = False
-        super()._build(machine)
+    def __init__(self, program: Callable[..., Any], ranks: int) -> None:
+        super().__init__(program, ranks, max_steps=MAX_STEPS, follow_faults=True)
 
     def _once(self, chooser: Chooser, rule: Any, park: Any, foresight: Any) -> Outcome:
         return Case._once(self, chooser, rule, park, foresight)
@@ -57,7 +55,7 @@ class OnSim:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pt, "spawn", _spawn(seed))
-            said = _verdict(OpenCase(program, 1, max_steps=MAX_STEPS), seed)
+            said = _verdict(OpenCase(program, 1), seed)
         if not reports or reports[-1].when != "teardown":  # cut off: what is left of its fixtures ends outside
             reports.append(call_and_report(item, "teardown", log=False, nextitem=nextitem))
         if said is not None:
@@ -98,7 +96,7 @@ def _spawn(seed: int) -> Callable[..., list[Any]]:
                 raised.setdefault(group.rank, error)
                 raise
 
-        outcome = OpenCase(program, ranks, max_steps=MAX_STEPS).run(RandomChooser(seed))
+        outcome = OpenCase(program, ranks).run(RandomChooser(seed))
         first = {rank: error for rank, error in raised.items() if not isinstance(error, PeerFailed)} or raised
         for rank, error in sorted(first.items()):
             raise PeerFailed(rank, f"{type(error).__name__}: {error}") from error

@@ -45,8 +45,8 @@ EXAMPLES = (
 )  # fmt: skip
 """Those of which the least was known come first; `embed` needs published weights."""
 TOGETHER = ("allreduce", "two_shot", "handshake", "multicast_handshake")
-TEST_S = 60
-GONE_S = 75
+TEST_S = 75
+GONE_S = 90
 """A test that Python can still interrupt ends after TEST_S; one that it cannot takes its worker down after GONE_S."""
 
 
@@ -95,6 +95,12 @@ def end(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace)
             return
+
+
+def about_gpus() -> list[str]:
+    """The files of tests with marks that let one run on a GPU: the others would only be read, by every worker."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(f.relative_to(ROOT)) for f in files if re.search(r"any_device|mark\.cuda", f.read_text())]
 
 
 def suite(run: Run) -> str | None:
@@ -163,7 +169,7 @@ def memcheck(run: Run) -> str | None:
             wrong.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(check, EXAMPLES))
+        list(pool.map(check, run.options.examples))
     return f"memcheck ({', '.join(wrong)})" if wrong else None
 
 
@@ -189,6 +195,23 @@ def ranks(run: Run) -> str | None:
 PARTS: dict[str, Callable[[Run], str | None]] = {
     "suite": suite, "programs": programs, "memcheck": memcheck, "blocking": blocking, "ranks": ranks,
 }  # fmt: skip
+
+
+def watch(out: Path, over: threading.Event) -> None:
+    """What the machine has left, every few seconds: when a run was slow or failed, this says why."""
+    ask = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader"]
+    begin = time.monotonic()
+    with (out / "state.log").open("w") as file:
+        while not over.wait(10):
+            memory = re.findall(
+                r"^(?:MemTotal|MemAvailable|Shmem):.*$", Path("/proc/meminfo").read_text(), re.MULTILINE
+            )
+            gpu = (
+                subprocess.run(ask, capture_output=True, text=True, check=False).stdout if shutil.which(ask[0]) else ""
+            )
+            load = Path("/proc/loadavg").read_text()
+            file.write(" | ".join([f"{time.monotonic() - begin:.0f} s", gpu.strip(), *memory, load.strip()]) + "\n")
+            file.flush()
 
 
 def unpack(what: Path, cache: Path) -> set[str]:
@@ -242,8 +265,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20261130, help="of the suite; kernels follow from it in part")
     parser.add_argument("--cache", default="", help="folder of the kernels; a fresh one by default")
     parser.add_argument("--cubins", type=Path, help="kernels that were compiled elsewhere")
+    parser.add_argument("--examples", nargs="*", default=EXAMPLES, help="of memcheck")
     parser.add_argument("--rehearse", metavar="ARCH", help="without a GPU: compile for ARCH, run on cpu")
-    parser.add_argument("--tests", nargs="*", default=["tests"], help="of the suite")
+    parser.add_argument("--tests", nargs="*", default=about_gpus(), help="of the suite; all by default")
     options = parser.parse_args()
     if options.rehearse and not options.parts:
         options.parts = ["suite", "programs", "memcheck"]
@@ -266,11 +290,16 @@ def main() -> int:
         if failed is not None:
             wrong.append(failed)
 
+    over = threading.Event()
+    watching = threading.Thread(target=watch, args=(options.out, over))
+    watching.start()
     threads = [threading.Thread(target=part, args=(name,)) for name in options.parts or PARTS]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    over.set()
+    watching.join()
     print(f"{pack(run.cache / 'cubins', known, options.out / 'new-cubins.tar.xz')} kernels were compiled here")
     print(f"failed or cut off: {', '.join(wrong)}" if wrong else "all parts are right")
     return 1 if wrong else 0

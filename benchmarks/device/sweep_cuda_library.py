@@ -2,6 +2,8 @@
 
     PYTHONPATH=src:. python3 benchmarks/device/sweep_cuda_library.py [--ranks N] [--limit S] [--out FILE] [SECTION ...]
 
+`PEERTILE_SWEEP_ONLY` chooses among the ways.
+
 One GPU: attention (beside the fastest of torch's backends), skinny and squares (beside cuBLAS), norms (beside
 torch.compile).
 Two (`--ranks 2`): reduce (beside cuBLAS + NCCL, and cuBLAS alone). Each way is built, checked against float64 with
@@ -15,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -60,10 +64,19 @@ def _compiled(options: Json) -> Iterator[None]:
         yield
 
 
+ONLY = "PEERTILE_SWEEP_ONLY"
+"""Names of the ways to try, by regular expression: what may hang is tried in a process of its own."""
+
+
+def _is_wanted(name: str) -> bool:
+    return re.search(os.environ.get(ONLY, ""), name) is not None
+
+
 def sweep(
     b: Bench, section: str, title: str, ways: dict[str, Callable[[], Json]], peers: dict[str, Callable[[], Any]]
 ) -> None:
     """Runs each way as a case that gives {"us": {"peertile": …}, "relative_error": …}, then the table."""
+    ways = {name: way for name, way in ways.items() if _is_wanted(name)}
     found = Ways(title)
     theirs = {name: us for name, us in b.compare(peers).items() if isinstance(us, float)}
     for name, way in ways.items():
@@ -188,10 +201,22 @@ def _attention(b: Bench, number: int, tokens: int, dim: int) -> None:
         op(0).sync()
         wrong = error()
         us = b.compare({"peertile": lambda: b.graph_of_ours([lambda k=k: op(k) for k in range(2)], calls)}, 5)
-        found = {"us": us, "relative_error": wrong}
+        found = {"us": us, "relative_error": wrong, "same_bits": same_bits(op)}
         if isinstance(us["peertile"], float):
             found["TFLOP/s"] = round(flops / us["peertile"] / 1e6)
         return found
+
+    def same_bits(op: Callable[[int], Any]) -> int:
+        """How many runs of a hundred give the bits of the first one."""
+        first = None
+        count = 0
+        for _ in range(100 if PLACE == "cuda" else 3):
+            sets[0][3].fill_(math.nan)
+            b.settle()
+            op(0).sync()
+            first = sets[0][3].clone() if first is None else first
+            count += bool(torch.equal(first, sets[0][3]))
+        return count
 
     def of(name: str, way: Json) -> Json:
         which = next(key for key in KERNELS if name.startswith(key))
@@ -205,7 +230,10 @@ def _attention(b: Bench, number: int, tokens: int, dim: int) -> None:
             part = flat[k][3].permute(1, 0, 2).partition((way["rows"], 1, None))
             if way.get("in turn"):
                 part = part.persistent(programs=b.device.persistent_programs)
-            return attend(part, *flat[k][:3], scale, **sizes)
+            queries = flat[k][0]
+            if which == "flat":
+                queries = queries.reshape(number * tokens, dim)
+            return attend(part, queries, *flat[k][1:3], scale, **sizes)
 
         with _compiled(way["options"]):
             return run(op)
@@ -335,32 +363,13 @@ def _square(b: Bench, n: int) -> None:
 
 
 @pt.kernel
-def norm_in_turn(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, AHEAD: T.Const[bool]) -> None:
-    """As rms_norm, by programs that go through several rows: the gains, as many bytes as a row, are read once. With
-    AHEAD the next row is under way while one is worked on."""
-    W = z.tile_shape[1]
-    scale = gain.load((0,), (W,)).astype(T.f32)
-    p, P = T.program_id(0), T.num_programs(0)
-    end = T.maximum(x.num_tiles(z.tile_shape)[0] - 1, 0)
-    ahead = x.load((T.minimum(p, end), 0), z.tile_shape)
-    for tile in z.tiles():
-        if AHEAD:
-            row = ahead.astype(T.f32)
-            ahead = x.load((T.minimum(tile.index[0] + P, end), 0), z.tile_shape)
-        else:
-            row = x.load_like(tile).astype(T.f32)
-        mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
-        tile.store((row * T.rsqrt(mean + epsilon) * scale).astype(z.dtype))
-
-
-@pt.kernel
-def norm_in_parts(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, BW: T.Const[int]) -> None:
-    """As rms_norm, in parts of a row: a row is read twice, the second time from a cache, and few registers are held."""
+def norm_twice(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, PARTS: T.Const[int]) -> None:
+    """As rms_norm, but a row is read twice, the second time from a cache, and nothing of it is held in between."""
     BM, W = z.tile_shape
     m, _ = z.index
-    total = T.zeros((BM, BW), T.f32)
-    for j in T.range(x.num_tiles((BM, BW))[1]):
-        part = x.load((m, j), (BM, BW)).astype(T.f32)
+    total = T.zeros((BM, W // PARTS), T.f32)
+    for j in T.static_range(PARTS):
+        part = x.load((m, j), (BM, W // PARTS)).astype(T.f32)
         total = total + part * part
     mean = T.sum(total, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
     factor = T.rsqrt(mean + epsilon)
@@ -368,34 +377,32 @@ def norm_in_parts(z: T.Exclusive, x: T.Shared, gain: T.Shared, epsilon: T.f32, B
     z.store((row * factor * gain.load((0,), (W,)).astype(T.f32)).astype(z.dtype))
 
 
-WHOLE = ((8, None), (16, None))
-"""Warps, registers of a thread at most, of rows that are held whole."""
-IN_TURN = ((16, 1, None, False), (16, 1, None, True))
-"""Warps, programs on a multiprocessor, registers of a thread at most, whether the next row is under way."""
-IN_PARTS = (
-    (16, 4096, None), (16, 4096, 32), (16, 8192, None), (8, 2048, None), (8, 4096, None), (4, 2048, None),
-    (4, 4096, None),
-)  # fmt: skip
-"""Warps, elements of a part, registers of a thread at most. These are what bounds how many programs a multiprocessor
-has, and so how many bytes are under way: 2 of 16 warps where a row is held whole, 3 in parts of 4096, 4 at 32."""
+NORMS: dict[tuple[str, int], tuple[tuple[tuple[int, int | None], ...], tuple[tuple[int, int, int | None], ...]]] = {
+    ("bf16", 16384): (((8, None), (8, 96), (8, 80)), ((8, 4, 80), (16, 2, None), (16, 4, None), (16, 4, 42))),
+    ("f32", 16384): (((16, 64), (8, 96), (8, 80), (8, None)), ((8, 4, 80), (16, 4, None), (16, 4, 42))),
+    ("f32", 4096): (((8, 96), (4, None), (16, None)), ((8, 4, None), (4, 4, None))),
+}
+"""Of a type and width: warps and registers of a thread at most where a row is held whole; warps, parts and registers
+where it is read twice. They bound how many programs a multiprocessor has, and so how many bytes are under way."""
 
 
 def norms(b: Bench) -> None:
-    width = 16384 // SHRINK
-    for rows in (4096 // SHRINK, 16384 // SHRINK):
-        _norms(b, rows, width)
+    for name, width in NORMS:
+        _norms(b, 16384 // SHRINK, width // SHRINK, name, *NORMS[name, width])
 
 
-def _norms(b: Bench, rows: int, width: int) -> None:
+def _norms(b: Bench, rows: int, width: int, name: str, held: Any, twice: Any) -> None:
     torch = b.torch
-    xs, zs = ([make(rows, width) for _ in range(bench.ROTATE)] for make in (b.randn, b.poisoned))
-    gain = b.randn(width)
+    dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[name]
+    xs, zs = ([make(rows, width, dtype=dtype) for _ in range(2)] for make in (b.randn, b.poisoned))
+    gain = b.randn(width, dtype=dtype)
     own = b.ours(gain)
     pairs = [(b.ours(x), b.ours(z)) for x, z in zip(xs, zs, strict=True)]
-    calls = bench.calls_for(2 * rows * width * 2 / 3.5e6 + 2)
+    nbytes = 2 * rows * width * dtype.itemsize
+    calls = bench.calls_for(nbytes / 3.5e6 + 2)
     exact = xs[0].double()
     want = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6) * gain.double()
-    resident = b.device.persistent_programs
+    del exact
 
     def run(op: Callable[[Any, Any], Any]) -> Json:
         zs[0].fill_(math.nan)
@@ -404,33 +411,22 @@ def _norms(b: Bench, rows: int, width: int) -> None:
         wrong = b.error(zs[0], want)
         us = b.compare({"peertile": lambda: b.graph_of_ours([lambda p=p: op(*p) for p in pairs], calls)}, 5)
         found: Json = {"us": us, "relative_error": wrong}
-        return found | ({"GB/s": round(4 * rows * width / us["peertile"] / 1000)} if us.get("peertile") else {})
+        return found | ({"GB/s": round(nbytes / us["peertile"] / 1000)} if us.get("peertile") else {})
 
-    def of(kernel: Any, cut: Callable[[Any], Any], options: Json, consts: Json) -> Json:
+    def of(kernel: Any, warps: int, most: int | None, call: Callable[[Any, Any, Any], Any]) -> Json:
         made = pt.kernel(kernel.fn)
-        with _compiled(options):
-            return run(lambda x, z: made(cut(z.partition((1, None))), x, own, 1e-6, **consts))
-
-    def whole(options: Json) -> Json:
-        made = pt.kernel(layer_kernels.rms_norm.fn)
-        with _compiled(options):
-            return run(lambda x, z: made(z.partition((1, None)), x, x, own, 1e-6, ADDED=False))
+        with _compiled({"num_warps": warps, "max_registers": most}):
+            return run(lambda x, z: call(made, x, z))
 
     ways: dict[str, Callable[[], Json]] = {"what is chosen": lambda: run(lambda x, z: layers.rms_norm(x, own, out=z))}
-    for warps, most in WHOLE:
-        ways[f"whole, {warps} warps of {most or 'any'} registers"] = lambda w=warps, r=most: whole(  # type: ignore[misc]
-            {"num_warps": w, "max_registers": r}
+    for warps, most in held:
+        ways[f"whole, {warps} warps of {most or 'any'} registers"] = lambda w=warps, r=most: of(  # type: ignore[misc]
+            layer_kernels.rms_norm, w, r, lambda made, x, z: made(z.partition((1, None)), x, x, own, 1e-6, ADDED=False)
         )
-    for warps, crowd, most, is_ahead in IN_TURN:
-        name = f"in turn, {warps} warps of {most or 'any'} registers, {crowd} programs a multiprocessor"
-        ways[name + (", one row ahead" if is_ahead else "")] = lambda w=warps, c=crowd, r=most, a=is_ahead: of(  # type: ignore[misc]
-            norm_in_turn, lambda z: z.persistent(programs=c * resident),
-            {"num_warps": w, "max_registers": r}, {"AHEAD": a},
-        )  # fmt: skip
-    for warps, part, most in IN_PARTS:
-        name = f"in parts of {part // SHRINK}, {warps} warps of {most or 'any'} registers"
-        ways[name] = lambda w=warps, n=part // SHRINK, r=most: of(  # type: ignore[misc]
-            norm_in_parts, lambda z: z, {"num_warps": w, "max_registers": r}, {"BW": n}
+    for warps, parts, most in twice:
+        label = f"twice, {parts} parts, {warps} warps of {most or 'any'} registers"
+        ways[label] = lambda w=warps, n=parts, r=most: of(  # type: ignore[misc]
+            norm_twice, w, r, lambda made, x, z: made(z.partition((1, None)), x, own, 1e-6, PARTS=n)
         )
 
     def plain(x: Any, g: Any) -> Any:
@@ -439,7 +435,7 @@ def _norms(b: Bench, rows: int, width: int) -> None:
 
     compiled = torch.compile(plain, dynamic=False)
     peers = {"torch.compile": lambda: b.graph_of_theirs([lambda x=x: compiled(x, gain) for x in xs], calls)}
-    sweep(b, "norms", f"rms_norm bf16 {rows}x{width}", ways, peers)
+    sweep(b, "norms", f"rms_norm {name} {rows}x{width}", ways, peers)
 
 
 # ---------------------------------------------------------------- products with an all-reduce

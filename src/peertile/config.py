@@ -132,7 +132,9 @@ def read_config(env: Mapping[str, str]) -> Config:
     use_vmm = env.get("PEERTILE_USE_VMM")
     cache_dir = env.get("PEERTILE_CACHE_DIR")
     return Config(
-        wait_timeout_s=_number(env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0"),
+        wait_timeout_s=_number(
+            env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0 and < 1e9"
+        ),
         cache_folder=cache_dir or f"{env.get('HOME', '/tmp')}/.cache/peertile",
         cache_max_bytes=_number(env, "PEERTILE_CACHE_MAX_MB", 512, int, lambda v: v >= 0, "MiB >= 0") << 20,
         cpu_threads=_number(

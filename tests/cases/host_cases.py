@@ -23,7 +23,8 @@ def values(tensor):
 
 @contextmanager
 def holding(*streams):
-    """What is enqueued on the streams inside stays pending until the block ends."""
+    """What is enqueued on the streams inside stays pending until the block ends. A GPU loads no code meanwhile: kernels
+    that are launched inside are run once in front of it."""
     release = device().stream("release")
     words = [pt.zeros(1, pt.u32) for _ in streams]
     held = [pt.op.wait_eq(w, 1, timeout_s=20).submit(s) for w, s in zip(words, streams, strict=True)]

@@ -1,6 +1,7 @@
 """Two kernels whose programs wait, one of many small programs and one of few, started together in either order:
 each launch has places of its own, so none starves the other."""
 
+import numpy as np
 import pytest
 from host_cases import device, values
 
@@ -30,6 +31,10 @@ def workers(word: T.Peer, count: T.i64):
 def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         word = heap.zeros((300,), pt.i32)
+        word.copy_from(np.ones(300, np.int32))
+        workers.grid(7)(word, 256).sync()  # once each, as a GPU loads no code while one waits for the other
+        schedulers.grid(256)(word).sync()
+        word.copy_from(np.zeros(300, np.int32))
         a, b = device().stream(), device().stream()
         launches = [(workers.grid(7)(word, 256), a), (schedulers.grid(256)(word), b)]
         futures = [op.submit(s) for op, s in (launches if workers_first else reversed(launches))]

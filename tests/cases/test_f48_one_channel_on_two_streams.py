@@ -24,6 +24,7 @@ def test_a_channel_that_is_busy_on_another_stream_is_refused():
     a, b = device().stream("a"), device().stream("b")
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         one, two, out = heap.signal(slots=1), heap.signal(slots=1), heap.zeros((1,), pt.i32)
+        meet.grid(1)(two, out).sync()
         with holding(a):
             first = meet.grid(1)(one, out).submit(a)
             with pytest.raises(LeaseError) as caught:

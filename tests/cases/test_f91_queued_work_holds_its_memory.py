@@ -13,6 +13,7 @@ pytestmark = pytest.mark.any_device
 def test_a_queued_launch_reads_the_memory_it_was_given():
     stream = device().stream()
     x, one, y = pt.full(1000, 4, pt.f32), pt.ones(1000, pt.f32), pt.zeros(1000, pt.f32)
+    add(y.partition(1024), x, one).sync()
     with holding(stream):
         add(y.partition(1024), x, one).submit(stream)
         del x, one

@@ -17,6 +17,7 @@ def set_to(z: T.Exclusive, value: T.f32):
 def test_each_launch_reads_the_arguments_it_was_given():
     streams = [device().stream() for _ in range(4)]
     outs = [pt.zeros(4, pt.f32) for _ in streams]
+    set_to(outs[0].partition(4), 9.0).sync()
     with holding(*streams):
         futures = [
             set_to(out.partition(4), float(k)).submit(s) for k, (out, s) in enumerate(zip(outs, streams, strict=True))

@@ -186,6 +186,8 @@ def twice(z: T.Exclusive, x: T.Shared):
 def test_f90_what_a_forgotten_submission_writes_is_leased_to_it():
     one, two = pt.current_device().stream("one"), pt.current_device().stream("two")
     x, y = pt.zeros((16,), pt.f32), pt.zeros((16,), pt.f32)
+    fill(x.partition(16), 6.0).sync()
+    twice(y.partition(16), x).sync()
     with holding(one):
         fill(x.partition(16), 7.0).submit(one)  # nobody keeps the future
         with pytest.raises(LeaseError, match=r"fill on one .*still writes it"):

@@ -2,6 +2,7 @@
 import, log. What the machine cannot do is an error with its line; what one rank does, no other sees."""
 
 import atexit
+import gc
 import json
 import logging
 import os
@@ -16,7 +17,9 @@ import time
 import uuid
 import warnings
 from pathlib import Path
+from unittest import mock
 
+import greenlet
 import numpy as np
 import pytest
 
@@ -140,6 +143,8 @@ def test_check_may_be_computed_and_declare_ranks_alone(program) -> None:
     assert refused(path) == (
         f"{path}: CHECK gives arguments for the main function, so expected one function marked with @pt.program, got 0"
     )
+    path = program("import peertile as pt\nCHECK = {'m': 3}\n\n@pt.program\ndef work(group, n):\n    pass\n")
+    assert refused(path) == f"{path}: CHECK: expected arguments of work, got missing a required argument: 'n'"
 
 
 # ---------------------------------------------------------------- the end of a rank, and of the process
@@ -348,6 +353,24 @@ def test_a_host_that_does_not_come_back_is_an_error_with_its_line(form: str) -> 
     left, interval = signal.getitimer(signal.ITIMER_REAL)
     assert interval == timer[1]
     assert timer[0] - 10 < left <= timer[0]  # somebody else's bound goes on
+
+
+@pt.kernel
+def never_ends(z: T.Exclusive, n: T.i64):
+    k = n
+    while k > 0:
+        k = k + 1 - 1
+    z.store(T.full((16,), 1.0, T.f32))
+
+
+def test_a_kernel_that_does_not_end_is_an_error_with_its_launch() -> None:
+    def main(group) -> None:
+        never_ends(pt.zeros((16,), pt.f32).partition(16), 1).sync()
+
+    assert refused(main, host_seconds=0.2) == (
+        "program 0 of never_ends on rank 0: cannot be checked, as it ran for 0.2 s without letting others go on; "
+        f"--host-seconds N allows more (launched at {line(main, 'never_ends')})"
+    )
 
 
 def test_a_bound_of_somebody_else_acts_though_the_timer_is_in_use() -> None:
@@ -566,6 +589,76 @@ def test_an_environment_below_the_folder_of_the_program_is_a_library(program, tm
         assert sys.modules["installed_there"].held == [1]
     finally:
         sys.modules.pop("installed_there", None)
+
+
+def test_what_a_rank_puts_in_the_place_of_a_function_stays_its_own() -> None:
+    def main(group) -> None:
+        if group.rank == 0:
+            with mock.patch("time.time", return_value=7.0), mock.patch.dict(os.environ, {"MINE": "a"}):
+                group.barrier("patched")
+                assert (time.time(), os.environ["MINE"]) == (7.0, "a")
+            time.sleep = None  # type: ignore[assignment]
+            group.barrier("gone")
+            assert time.sleep is None
+        else:
+            group.barrier("patched")
+            assert time.time() < 1.0
+            assert "MINE" not in os.environ
+            group.barrier("gone")
+            time.sleep(1.0)
+
+    before = time.sleep
+    assert_clean(main, 2, schedules=5)
+    assert time.sleep is before
+
+
+def test_settings_of_the_interpreter_do_not_reach_the_next_schedule() -> None:
+    def main(group) -> None:
+        assert gc.isenabled()
+        assert sys.getrecursionlimit() == before[1]
+        gc.disable()
+        sys.setrecursionlimit(before[1] + 100 + group.rank)
+        group.barrier("all have")
+        assert not gc.isenabled()
+        assert sys.getrecursionlimit() == before[1] + 100 + group.rank
+
+    before = gc.isenabled(), sys.getrecursionlimit()
+    assert_clean(main, 2, schedules=5)
+    assert (gc.isenabled(), sys.getrecursionlimit()) == before
+
+
+def test_log_files_and_caught_warnings_are_a_ranks_own(tmp_path) -> None:
+    def main(group) -> None:
+        file = tmp_path / f"log_{group.rank}"
+        logging.basicConfig(filename=file, filemode="w", level=logging.INFO, format="%(name)s %(message)s")
+        log = logging.getLogger("a.b")
+        log.info("first of %d", group.rank)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            group.barrier("all have")
+            warnings.warn(f"of {group.rank}", stacklevel=1)
+        log.info("last")
+        logging.shutdown()
+        assert file.read_text() == f"a.b first of {group.rank}\na.b last\n"
+        assert [str(warning.message) for warning in caught] == [f"of {group.rank}"]
+
+    assert_clean(main, 2, schedules=5)
+
+
+def test_a_greenlet_of_the_programs_own_may_wait() -> None:
+    def main(group) -> None:
+        def inner() -> str:
+            outer = greenlet.getcurrent().parent
+            outer.switch("before")
+            group.barrier("inside")
+            return f"after on {group.rank}"
+
+        other = greenlet.greenlet(inner)
+        assert other.switch() == "before"
+        assert other.switch() == f"after on {group.rank}"
+        assert other.dead
+
+    assert_clean(main, 3, schedules=5)
 
 
 def test_numbers_without_a_seed_are_the_same_at_every_run_and_differ_by_rank() -> None:

@@ -38,6 +38,7 @@ def test_the_source_of_a_put_may_be_read_and_written_once_it_was_waited_for(writ
     assert report.exploration.unconfirmed == 0
 
 
+@pytest.mark.sentence("MM-34")
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_writing_the_source_of_a_put_that_may_be_under_way_is_a_race(exhaustive: bool) -> None:
     (verdict,) = check(program(True, False), 2, schedules=1, exhaustive=exhaustive).verdicts

@@ -402,6 +402,61 @@ group.barrier("never") if group.rank else threading.Event().wait()
     assert err.count("KeyboardInterrupt") >= (1 if number == signal.SIGINT else 0)
 
 
+SPAWNS = """
+def main(group):
+    group.barrier("all are here")
+    group.print("ready") if group.rank == 0 else None
+    group.barrier("never", timeout_s=20) if group.rank else sys.exit({status}) if {status} else threading.Event().wait(20)
+
+if __name__ == "__main__":
+    {before}
+    try:
+        spawn(main, 2)
+    except BaseException as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "before", "ends"),
+    [
+        (signal.SIGTERM, "pass", (-signal.SIGTERM, "")),
+        (signal.SIGHUP, "pass", (-signal.SIGHUP, "")),
+        (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))", (0, "SystemExit 5\n")),
+        (signal.SIGINT, "pass", (0, "KeyboardInterrupt \n")),
+    ],
+)
+def test_a_signal_to_who_spawns_ranks_is_its_own_once_they_have_ended(number, before, ends, tmp_path):
+    path = write(tmp_path, SPAWNS.format(before=before, status=0))
+    process = subprocess.Popen([sys.executable, path], **PIPES)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == ends, err
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_with_the_status_of_ctrl_c_is_a_rank_that_failed(tmp_path):
+    path = write(tmp_path, SPAWNS.format(before="pass", status=130))
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "ready\nPeerFailed rank 0 failed: SystemExit: 130\n")
+
+
+@pytest.mark.slow
+def test_a_hangup_that_is_ignored_ends_nothing(tmp_path):
+    path = write(tmp_path, "group = init()\ngroup.print('ready')\nsys.stdin.readline()\n")
+    code = (
+        f"import signal, sys; from peertile.comm.supervisor import launch; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        f"sys.exit(launch([sys.executable, {path!r}], 1).status)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], **PIPES)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate("go on\n", timeout=20)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_ranks_that_are_threads(tmp_path):
     path = write(

@@ -258,6 +258,14 @@ def test_f130_an_exception_of_one_rank_ends_the_waits_of_the_others(model, victi
 
 
 @SLOW
+@pytest.mark.parametrize("how", ["exit", "at once"])
+def test_a_rank_that_ends_well_without_a_result_is_a_rank_that_failed(how):
+    with pytest.raises(PeerFailed) as caught:
+        spawn(comm_ranks.ends_early, 2, (how,), timeout_s=TIMEOUT_S)
+    assert str(caught.value) == "rank 1 failed: its process ended with status 0 before ends_early returned"
+
+
+@SLOW
 def test_an_exception_that_cannot_be_pickled_comes_as_text():
     with pytest.raises(PeerFailed, match=r"^rank 0 failed: Odd: 1 and 2$") as caught:
         spawn(comm_ranks.raises_odd, 1, (), model=RankModel.PROCESSES, timeout_s=TIMEOUT_S)

@@ -238,6 +238,7 @@ def test_a_channel_of_any_kind_is_leased_to_one_launch_at_a_time(name):
         channel, other = make(heap, 4), make(heap, 4)
         z, y, w = (pt.zeros((8,), pt.f32) for _ in range(3))
         word = pt.zeros(1, pt.u32)
+        use(other, w).sync()  # a GPU loads no code while a stream waits
         held = pt.op.wait_eq(word, 1, timeout_s=20).submit(a)
         try:
             first = use(channel, z).submit(a)

@@ -59,6 +59,13 @@ def test_example_runs_with_more_ranks_than_cores(name):
 
 
 @pytest.mark.slow
+def test_an_example_says_how_many_ranks_it_takes():
+    done = run("decode_loop", 5)
+    assert done.returncode == 1
+    assert "decode_loop: expected at most 4 ranks, a group of heads for each, got 5" in done.stderr.splitlines()
+
+
+@pytest.mark.slow
 def test_digits_reports_accuracy_agreement_times_and_bytes():
     done = run("digits_data_parallel", 4)
     assert done.returncode == 0, done.stderr + done.stdout

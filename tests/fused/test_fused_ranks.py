@@ -135,6 +135,7 @@ def gathered_with_a_tail(group, rows, columns):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("rows", [(64, 64, 64), (48, 70, 33), (0, 64, 64)])
 @pytest.mark.parametrize("n", [2, 3])
 def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):
@@ -151,6 +152,7 @@ def flagged_sums(group, dtype, partials):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize(("dtype", "partials"), [("f32", "f32"), ("bf16", "bf16"), ("f16", "f32")])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_parts_whose_words_carry_flags_are_summed_alike_on_all_ranks(n, dtype, partials):
@@ -182,6 +184,7 @@ def changing_shapes(group):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("n", [2, 3])
 def test_calls_of_different_shapes_and_kinds_may_follow_each_other(n):
     assert all(pt.spawn(changing_shapes, n, (), model=pt.RankModel.THREADS, timeout_s=100))

@@ -336,6 +336,7 @@ def test_conflicting_access_on_another_stream_is_refused_naming_both():
     a, b = device.stream("a"), device.stream("b")
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         out = pt.zeros((1,), pt.i32)
+        fill_one(out.partition(1)).sync()  # a GPU loads no code while the other runs
         word, submission = blocked_launch(heap, a, out)
         assert not submission.is_done()
         with pytest.raises(LeaseError) as caught:

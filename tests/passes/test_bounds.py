@@ -53,6 +53,9 @@ PROVEN = {
     + """%l = binary(%h, %c1, fn=Binary.sub) : i64
       %last = binary(%l, %c0, fn=Binary.max) : i64 %np = num_programs() : i64 %g = binary(%p, %np, fn=Binary.mul) : i64
       %j = binary(%g, %last, fn=Binary.min) : i64 %t = load(%x, %j) : f32[4]""",
+    "anything between the first tile and the last one": TILES
+    + """%l = binary(%h, %c1, fn=Binary.sub) : i64 %last = binary(%l, %c0, fn=Binary.max) : i64
+      %g = binary(%i, %c0, fn=Binary.max) : i64 %j = binary(%g, %last, fn=Binary.min) : i64 %t = load(%x, %j) : f32[4]""",
     "constant 0": LOAD.replace("INDEX", "%c0"),
     "own tile": "%j = tile_index(%z, %p) : i64 %t = load(%z, %j) : f32[4] store(%z, %t, %j)",
     "loop over the view's own tiles": "%h = num_tiles(%x, axis=0, size=4) : i64 " + loop("%h", AT_K),

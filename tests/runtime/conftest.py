@@ -12,8 +12,12 @@ from peertile.runtime import stream as streams
 
 
 @pytest.fixture
-def hold():
-    """`with hold(stream): …`: everything enqueued on the stream inside stays pending until the block ends."""
+def hold(request):
+    """`with hold(stream): …`: everything enqueued on the stream inside stays pending until the block ends. A GPU loads no
+    code meanwhile, so a module's `load_kernels` runs those that it launches there."""
+    load = getattr(request.module, "load_kernels", None)
+    if load is not None and pt.current_device().driver.kind is pt.DriverKind.CUDA:
+        load()
     release = pt.current_device().stream("release")
 
     @contextmanager

@@ -22,6 +22,11 @@ def below(z: T.Exclusive, limit: T.f32):
     z.store(z.load() + 1)
 
 
+def load_kernels():
+    z = pt.zeros(N, pt.f32)
+    pt.zip(bump(z.partition(N), 1), below(z.partition(N), 10.0)).sync()
+
+
 def bumps(z, *values):
     return [bump(z.partition(N), v) for v in values]
 

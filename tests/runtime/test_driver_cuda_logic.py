@@ -409,6 +409,34 @@ def test_an_abort_word_in_memory_of_the_host_is_registered_once(device, fake):
     assert fake.calls.count("register_host") == 1
 
 
+def test_code_is_loaded_when_no_stream_waits_so_that_a_wait_can_end_at_its_bound(device, fake, monkeypatch):
+    """A load takes the whole context until all in it has ended: also from the thread that ends waits at their bound."""
+    s = device.create_stream()
+    a = signal(device, s, 3)
+    ticket = device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=SECOND // 10)
+    found = []
+    load = fake.load_module
+    monkeypatch.setattr(fake, "load_module", lambda image: found.append(device.wait(ticket, 0)) or load(image))
+    device.load_module(extra_kernel(b"python", "extra_nothing"))
+    assert found == [Status.FAULTED]
+    assert device.take_fault(s).got == 3
+
+
+def test_code_is_unloaded_another_time_while_a_stream_waits(device, fake, monkeypatch):
+    s = device.create_stream()
+    a = signal(device, s, 3)
+    unloaded = []
+    monkeypatch.setattr(fake, "unload_module", unloaded.append)
+    one, two = (device.load_module(extra_kernel(image, "extra_nothing")) for image in (b"python 1", b"python 2"))
+    ticket = device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=20 * SECOND)
+    device.unload_module(one)
+    assert unloaded == []
+    device.write_value(device.create_stream(), a, 4, 64)
+    assert device.wait(ticket, 5) is Status.DONE
+    device.unload_module(two)
+    assert len(unloaded) == 2
+
+
 def test_what_held_a_wait_up_goes_with_its_record(device, monkeypatch):
     s = device.create_stream()
     a = signal(device, s, 3)

@@ -42,6 +42,13 @@ def doubled(x):
     return add(z.partition(4), x, x).map(lambda z, *_: z.unpartition())
 
 
+def load_kernels():
+    x = pt.ones(4, pt.f32)
+    pt.zip(
+        doubled(x), positive(pt.zeros(4, pt.f32).partition(4), x), pick(pt.zeros(4, pt.f32).partition(4), x, 0)
+    ).sync()
+
+
 def values(tensor):
     return tensor.numpy().tolist()
 
@@ -325,8 +332,9 @@ def test_the_reactor_parks_and_slots_come_back(monkeypatch):
         os.sched_yield()
     assert fresh.is_parked
     assert fresh.armed == 0
-    (table,) = fresh._tables.values()
-    assert sorted(table.free) == list(range(8))
+    tables = list(fresh._tables.values())
+    assert len(tables) == device.capabilities.host_addressable  # elsewhere the host does not see the words of slots
+    assert all(sorted(table.free) == list(range(8)) for table in tables)
     fresh.stop()
 
 

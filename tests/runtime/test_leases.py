@@ -45,6 +45,13 @@ def refused(call):
 HERE = __file__
 
 
+def load_kernels():
+    x = pt.ones(4, pt.f32)
+    add(pt.zeros(4, pt.f32).partition(4), x, x).sync()
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        announce.grid(4)(heap.signal(slots=4), heap.zeros((4,), pt.i32)).sync()
+
+
 @pytest.mark.feature("H11", "cpu")
 def test_an_overlap_names_both_operations_streams_and_lines(streams, hold):
     a, b = streams

@@ -29,6 +29,12 @@ def positive(z: T.Exclusive, x: T.Shared):
     z.store(x.load_like(z))
 
 
+def load_kernels():
+    x = pt.ones(4, pt.f32)
+    z = [pt.zeros(4, pt.f32).partition(4) for _ in range(3)]
+    pt.zip(add(z[0], x, x), scale(z[1], x, 2.0), positive(z[2], x)).sync()
+
+
 def doubled(x):
     z = pt.empty(x.shape, x.dtype)
     return add(z.partition(4), x, x).map(lambda z, *_: z.unpartition())

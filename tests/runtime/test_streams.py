@@ -8,6 +8,7 @@ import pytest
 import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError, DeviceFault, WaitTimeout
+from peertile.runtime.stream import _live
 
 pytestmark = pytest.mark.any_device
 
@@ -23,6 +24,17 @@ def values(tensor):
 
 def where(policy=None):
     return pt.op.with_context(lambda context: pt.op.value(context.stream)).schedule(policy).wait()
+
+
+def test_a_stream_ends_with_its_work_once_nobody_has_it():
+    device = pt.current_device()
+    x, z = pt.ones((64,), pt.f32), pt.zeros((64,), pt.f32)
+    for k in range(40):
+        stream = device.stream(f"stream {k}")
+        add(z.partition(16), x, x).submit(stream).wait()
+        del stream
+    assert sum("stream" in thread.name for thread in threading.enumerate()) < 20
+    assert len({s.name for s in _live.streams if s.device is device and s.name.startswith("stream ")}) < 3
 
 
 @pytest.mark.feature("H7", "cpu")

@@ -51,7 +51,7 @@ def run(monkeypatch, *args):
     device = SimpleNamespace(
         target="sm_90", driver=driver, default_stream=SimpleNamespace(handle=None), wait_ticket=lambda ticket: None
     )
-    monkeypatch.setattr(native, "compile_for_gpu", lambda kernel, target: b"")
+    monkeypatch.setattr(native, "compile_for_gpu", lambda kernel, target, keep: b"")
     assert native.run_native(parse_kernel(KERNEL), 1, args, device) is None
     assert not driver.taken
     return driver.block

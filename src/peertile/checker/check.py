@@ -75,10 +75,11 @@ class CheckReport:
             for place, message in self.order_faults.items()
         ]
         parts += [str(verdict) for verdict in self.verdicts]
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         if self.clean:
-            parts.append(f"{self.program}: no fault found on {self.ranks} ranks")
+            parts.append(f"{self.program}: no fault found on {ranks}")
         elif not self.verdicts:
-            parts.append(f"{self.program}: no schedule showed a fault on {self.ranks} ranks")
+            parts.append(f"{self.program}: no schedule showed a fault on {ranks}")
         if self.output and any(isinstance(verdict, HostError) for verdict in self.verdicts):
             parts.append("printed: " + "\n         ".join(self.output.rstrip().split("\n")[-PRINTED_LINES:]))
         if self.command:

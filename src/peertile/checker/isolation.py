@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -105,6 +107,7 @@ class RankView:
         self._folder: str | None = None
         self._patches: list[Patch] = [
             *self.calls.patches,
+            (logging, "shutdown", _shut_down_logging),
             (os, "putenv", _not_put),
             (os, "unsetenv", _not_put),
             (asyncio.events, "_event_loop_policy", self.policy),  # what every way to a new loop asks
@@ -113,7 +116,11 @@ class RankView:
             *_own_numbers(random, random.Random(rank), self.calls.seed),
             *_own_numbers(np.random, np.random.RandomState(rank), self.calls.seed),
         ]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._patches]
+        self._inner, self._outer = _Attributes(self._patches), _Attributes(before)
+        self._theirs = {id(ours): theirs for (_, _, ours), (_, _, theirs) in zip(self._patches, before, strict=True)}
         self._paths = [sources.folder, *sys.path]
+        self._settings = gc.isenabled(), sys.getrecursionlimit()
         self._own = _OwnValues()
         for owner, name, value in (
             *_environments(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks),
@@ -122,6 +129,8 @@ class RankView:
             (sys, "excepthook", sys.__excepthook__),
             (threading, "excepthook", threading.__excepthook__),
             (warnings, "filters", list(warnings.filters)),
+            (warnings, "showwarning", warnings.showwarning),
+            (warnings, "_showwarnmsg_impl", warnings._showwarnmsg_impl),  # type: ignore[attr-defined]
             *_own_loggers(),
         ):
             self._own.add(owner, name, value)
@@ -157,18 +166,22 @@ class RankView:
         self.device = device
         use_device(device)
 
+    def end(self) -> None:
+        """The rank has ended, and is in place: what is done at the end of a process."""
+        self.calls.exit()
+        _shut_down_logging()
+
     # ---------------------------------------------------------------- in and out
 
     def enter(self) -> None:
         self._outside = {
             "modules": {name: sys.modules.get(name) for name in self.modules},
-            "patched": [(owner, name, getattr(owner, name)) for owner, name, _ in self._patches],
             "inside": execution.inside,
         }
         self._own.exchange()
+        self._switch_settings()
         sys.modules.update(self.modules)
-        for owner, name, value in self._patches:
-            setattr(owner, name, value)
+        self._inner.put()
         use_device(self.device)
         # What is kept for each thread is kept for each rank here.
         execution.inside = self._inside
@@ -180,6 +193,14 @@ class RankView:
             _swap_task(loop, task)
             sys.set_asyncgen_hooks(*hooks)
 
+    def _switch_settings(self) -> None:
+        """What the interpreter keeps of the rank instead of what it keeps of the process, or the other way round."""
+        other, self._settings = self._settings, (gc.isenabled(), sys.getrecursionlimit())
+        if other != self._settings:
+            (gc.enable if other[0] else gc.disable)()
+            with contextlib.suppress(RecursionError):  # less than it takes to be here
+                sys.setrecursionlimit(other[1])
+
     def leave(self, known: set[str]) -> None:
         outside = self._outside
         loop = asyncio._get_running_loop()
@@ -189,13 +210,14 @@ class RankView:
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(None, None)
         self._inside, execution.inside = execution.inside, outside["inside"]
-        for owner, name, value in outside["patched"]:
-            setattr(owner, name, value)
+        self._inner.take()
+        self._outer.put()
         if self.device is not None:  # the program may have chosen another one
             self.device = current_device()
         use_device(None)
         paths = sys.path
         self._own.exchange()
+        self._switch_settings()
         if paths != self._paths:
             for folder in paths:
                 if folder not in self._paths:
@@ -225,18 +247,44 @@ class RankView:
     def _give_back(self, module: ModuleType) -> None:
         """A module that all ranks share, and the process after them, keeps no call of this rank, which it may have
         got by `from time import monotonic`."""
-        theirs = {
-            id(ours): before[2] for (_, _, ours), before in zip(self._patches, self._outside["patched"], strict=True)
-        }
         for key, value in list(vars(module).items()):
-            if id(value) in theirs:
-                setattr(module, key, theirs[id(value)])
+            if id(value) in self._theirs:
+                setattr(module, key, self._theirs[id(value)])
 
 
 def _file_of(module: ModuleType) -> str:
     """Its file, or the folder of a package that has none."""
     file = getattr(module, "__file__", None)
     return str(file if file is not None else next(iter(getattr(module, "__path__", ())), ""))
+
+
+class _Attributes:
+    """Values of attributes, put in place together: those of a module by one update."""
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        modules: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._single: list[Patch] = []
+        for owner, name, value in patches:
+            if isinstance(owner, ModuleType):
+                modules.setdefault(owner.__name__, (vars(owner), {}))[1][name] = value
+            else:
+                self._single.append((owner, name, value))
+        self._modules = list(modules.values())
+
+    def put(self) -> None:
+        for space, values in self._modules:
+            space.update(values)
+        for owner, name, value in self._single:
+            setattr(owner, name, value)
+
+    def take(self) -> None:
+        """What is in place now is what is put there next: a program may have set some of it to its own."""
+        for space, values in self._modules:
+            for name, value in values.items():
+                found = space.get(name, value)
+                if found is not value:
+                    values[name] = found
+        self._single = [(owner, name, getattr(owner, name)) for owner, name, _ in self._single]
 
 
 class _OwnValues:
@@ -266,7 +314,17 @@ def _own_loggers() -> list[Patch]:
         (logging.root, "_cache", {}),
         (manager, "loggerDict", dict(manager.loggerDict)),
         (manager, "disable", 0),
+        (logging, "_handlerList", []),
+        (logging, "_handlers", weakref.WeakValueDictionary()),
     ]
+
+
+def _shut_down_logging(handlers: Any = None) -> None:
+    """As `logging.shutdown`, of the handlers that are in place: the real one has a list of its own in mind."""
+    _shutdown(logging._handlerList if handlers is None else handlers)  # type: ignore[attr-defined]
+
+
+_shutdown = logging.shutdown
 
 
 def _own_numbers(module: Any, source: Any, fresh: Callable[[], int]) -> list[Patch]:

@@ -7,6 +7,7 @@ A file may declare `CHECK = {...}`: keyword arguments for its main function, sma
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -193,12 +194,13 @@ class ProgramCase(Case):
         """Raises where the host is that has run for too long, or the kernel."""
         machine = self._machine
         host = machine.host
-        if host is None:
-            at = machine.ready[machine.current].where() if machine.ready else "the machine"  # type: ignore[attr-defined]
-            raise HostStuck(f"{at}: cannot be checked, as it ran for {self.host_seconds:g} s without an end")
         why = f"it ran for {self.host_seconds:g} s without letting others go on; --host-seconds N allows more"
-        error, _ = self._views[host.rank].calls.refusal(host.where(), why, frame)
-        raise HostStuck(str(error))
+        if host is not None:
+            error, _ = self._views[host.rank].calls.refusal(host.where(), why, frame)
+            raise HostStuck(str(error))
+        agent: Any = machine.ready[machine.current] if machine.current < len(machine.ready) else None
+        who, launched = ("the machine", "") if agent is None else (agent.where(), agent.launched())
+        raise HostStuck(f"{who}: cannot be checked, as {why}{launched and f' ({launched})'}")
 
     def _build(self, machine: Machine) -> None:
         self._machine = machine
@@ -237,7 +239,7 @@ class ProgramCase(Case):
                 if error is self._watch.heard:
                     raise
                 raise Found(self._host_error(rank, error)) from None
-            view.calls.exit()
+            view.end()
         group.close()
 
     def _asked(self) -> None:
@@ -262,7 +264,14 @@ class ProgramCase(Case):
         found = find_mains(module)
         if len(found) == 1:
             self.did_anything = True
-            found[0].function(group, **(self.arguments or {}))
+            main, arguments = found[0].function, self.arguments or {}
+            try:
+                inspect.signature(main).bind(group, **arguments)
+            except TypeError as error:
+                raise CannotCheck(
+                    f"{self.program}: CHECK: expected arguments of {main.__name__}, got {error}"
+                ) from None
+            main(group, **arguments)
         elif found or self.arguments:
             raise CannotCheck(
                 f"{self.program}: CHECK gives arguments for the main function, so expected one function marked with "

@@ -185,7 +185,9 @@ def bench(
         command = f"peertile bench {' '.join(chosen)} --device {device.value} --json"
         print(json.dumps(record(figures, command, device), indent=2))
         return
-    table = Table("figure", "median", "limit", "met", "baseline", "ratio")
+    table = Table()
+    for column in ("figure", "median", "limit", "met", "baseline", "ratio"):
+        table.add_column(column, overflow="fold")
     for f in figures:
         table.add_row(
             f.name,
@@ -195,4 +197,4 @@ def bench(
             "" if f.baseline is None else f"{f.baseline}: {f.baseline_median:.4g} {f.unit}",
             "" if f.ratio is None else f"{f.ratio:.2f}",
         )
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)

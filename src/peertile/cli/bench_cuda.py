@@ -50,6 +50,7 @@ def _torch() -> Any:
         raise UnsupportedError("bench --device cuda: expected torch, the other side, got none; pip install torch")
     torch: Any = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
+    importlib.import_module("torch._dynamo").config.cache_size_limit = 64  # a compilation for each shape
     return torch
 
 

@@ -79,6 +79,7 @@ class Outcome(Enum):
     TIMED_OUT = "timed out"
     PEER_FAILED = "peer failed"
     EXHAUSTED = "exhausted"
+    LACKING = "lacking"
     BROKEN = "broken"
 
 
@@ -105,7 +106,7 @@ class Reply(NamedTuple):
                 return WaitTimeout(self.text)
             case Outcome.PEER_FAILED:
                 return PeerFailed(self.rank, self.text)
-            case Outcome.EXHAUSTED:
+            case Outcome.EXHAUSTED | Outcome.LACKING:
                 return AllocationError(self.text)
             case Outcome.BROKEN:
                 return InternalError(self.text)
@@ -394,6 +395,10 @@ class Coordinator:
 
 def broken(request: Arrive, error: Exception) -> Reply:
     """The answer to a call that the coordinator could not work with: it concerns its caller, not the job."""
+    if isinstance(error, AllocationError):
+        return Reply(
+            request.ticket, Outcome.LACKING, text=f"{request.call}: rank 0, which hosts the rendezvous: {error}"
+        )
     text = f"{request.call}: the rendezvous could not handle this call: {type(error).__name__}: {error}"
     return Reply(request.ticket, Outcome.BROKEN, text=text)
 

@@ -249,11 +249,16 @@ def spawn(
     report = launch(command, ranks, task=_task(function, args), timeout_s=timeout_s, on_message=take)
     if report.timed_out:
         raise _time_limit(function, timeout_s)
-    if report.status == 128 + signal.SIGINT:
+    if report.signal is signal.SIGINT:
         raise KeyboardInterrupt
+    if report.signal is not None:
+        signal.raise_signal(report.signal)  # it was meant for this process: by default that ends by it
     failure = report.first_failure
     if failure is not None:
         raise PeerFailed(failure.rank, failure.cause) from _original(raised.get(failure.rank))
+    for rank, result in enumerate(results):
+        if result is None:
+            raise PeerFailed(rank, f"its process ended with status 0 before {_task_name(function)} returned")
     return [pickle.loads(result) for result in results]
 
 
@@ -358,9 +363,12 @@ def _run_threads(
     return results
 
 
+def _task_name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))
+
+
 def _time_limit(function: Callable[..., Any], timeout_s: float | None) -> WaitTimeout:
-    name = getattr(function, "__qualname__", repr(function))
-    return WaitTimeout(f"spawn({name}): expected its ranks to end within {timeout_s} s; they did not")
+    return WaitTimeout(f"spawn({_task_name(function)}): expected its ranks to end within {timeout_s} s; they did not")
 
 
 def _own_command(ranks: int) -> list[str]:

@@ -26,9 +26,9 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from peertile.comm.control import ControlBlock, Segment
-from peertile.comm.coordinator import Arrive, Coordinator, Leave, Reply, Request, broken, name_ranks
-from peertile.comm.frames import Reader, Received, frame, send_some
-from peertile.errors import PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
+from peertile.comm.coordinator import Arrive, Coordinator, Leave, Outcome, Reply, Request, broken, name_ranks
+from peertile.comm.frames import LOST, NO_ROOM, Reader, Received, close_all, frame, send_some
+from peertile.errors import AllocationError, PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
 
 __all__ = ["Link", "LocalHub", "LocalLink", "Server", "SocketLink", "connect", "serve"]
 
@@ -96,7 +96,8 @@ class LocalHub:
     def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
         waiting = self._waiting.pop((rank, reply.ticket), None)
         if waiting is not None:
-            waiting.put((reply, [os.dup(fd) for fd in fds]))
+            copies = _duplicates(fds)
+            waiting.put(_lacking(reply) if copies is None else (reply, list(copies)))
 
     def call(self, rank: int, request: Arrive, fds: Sequence[int]) -> tuple[Reply, list[int]]:
         answer: SimpleQueue[tuple[Reply, list[int]]] = SimpleQueue()
@@ -251,7 +252,14 @@ class Server:
     def _accept(self) -> None:
         if self._unlisted.is_set():
             return  # rank 0 has left in the same breath
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # whoever called has hung up
+        except OSError as error:
+            if self._coordinator is None and self._refusal is None:
+                self._refuse(f"rank 0, which hosts the rendezvous: {error}", disagreed=False)
+            return
         if not _same_user(connection):
             connection.close()
             return
@@ -279,6 +287,9 @@ class Server:
     def _handle(self, coordinator: Coordinator, rank: int, message: Request, fds: tuple[int, ...]) -> None:
         """One message. What goes wrong with it is told to the rank that sent it: this thread serves all ranks."""
         try:
+            if LOST in fds:
+                close_all(fds)
+                raise AllocationError(NO_ROOM)
             coordinator.handle(rank, message, fds, time.monotonic())
         except Exception as error:
             if isinstance(message, Arrive):
@@ -300,7 +311,10 @@ class Server:
             peer.rank, peer.pid = hello.rank, hello.pid
             self._peers[hello.rank] = peer
             if len(self._peers) == self._size:
-                self._start()
+                try:
+                    self._start()
+                except (OSError, AllocationError) as error:
+                    self._refuse(f"rank 0, which hosts the rendezvous: {error}", disagreed=False)
 
     def _start(self) -> None:
         pids = tuple(self._peers[rank].pid for rank in range(self._size))
@@ -323,6 +337,23 @@ class Server:
                 peer.send(Goodbye())
             peer.socket.settimeout(1.0)
             peer.flush()
+
+
+def _duplicates(fds: Sequence[int]) -> list[int] | None:
+    """A copy of each; None where this process can open no more."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        close_all(copies)
+        return None
+    return copies
+
+
+def _lacking(reply: Reply) -> tuple[Reply, list[int]]:
+    """What a rank is told whose descriptors got lost on their way."""
+    return Reply(reply.ticket, Outcome.LACKING, text=f"file descriptors of other ranks: {NO_ROOM}"), []
 
 
 class _Peer:
@@ -351,7 +382,10 @@ class _Peer:
         return messages
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        self._out.append((frame(message, fds), tuple(os.dup(fd) for fd in fds)))
+        copies = _duplicates(fds)
+        if copies is None:
+            message, copies = _lacking(message) if isinstance(message, Reply) else (Refused(NO_ROOM, False), [])
+        self._out.append((frame(message, copies), tuple(copies)))
         self.flush()
 
     def flush(self) -> None:
@@ -468,11 +502,13 @@ class SocketLink:
 
     def _answer(self, reply: Reply, fds: tuple[int, ...]) -> None:
         answer = self._waiting.get(reply.ticket)
-        if answer is not None:
+        if answer is None:  # the caller was interrupted
+            close_all(fds)
+        elif LOST in fds:
+            close_all(fds)
+            answer.put(_lacking(reply))
+        else:
             answer.put((reply, list(fds)))
-        else:  # the caller was interrupted
-            for fd in fds:
-                os.close(fd)
 
     def close(self) -> None:
         if self.closed:
@@ -538,11 +574,14 @@ def connect(port: int, job: str, rank: int, size: int, timeout_s: float) -> Sock
     if not messages:
         connection.close()
         raise PeerFailed(0, "its process ended while the ranks were joining")
-    message, _ = messages[0]
+    message, fds = messages[0]
     if isinstance(message, Refused):
         connection.close()
         text = f"rank {rank} cannot join: {message.text}"
         raise SymmetryError(text) if message.disagreed else WaitTimeout(text)
+    if LOST in fds:
+        connection.close()
+        raise AllocationError(f"rank {rank} cannot join: {NO_ROOM}")
     connection.settimeout(None)
     return SocketLink(connection, reader, messages)
 

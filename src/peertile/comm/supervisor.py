@@ -56,11 +56,13 @@ class RankEnd(NamedTuple):
 
 
 class JobReport(NamedTuple):
-    """How a job ended. `ends` is in the order in which the ranks ended."""
+    """How a job ended. `ends` is in the order in which the ranks ended; `signal` ended it, where one came to the
+    launcher."""
 
     status: int
     ends: tuple[RankEnd, ...]
     timed_out: bool = False
+    signal: signal.Signals | None = None
 
     @property
     def first_failure(self) -> RankEnd | None:
@@ -227,7 +229,7 @@ class _Job:
         else:
             first = JobReport(0, tuple(self.ends)).first_failure
             status = first.status if first is not None else 0
-        return JobReport(status, tuple(self.ends), self._timed_out)
+        return JobReport(status, tuple(self.ends), self._timed_out, self._signal)
 
     def sweep(self) -> None:
         """Whatever happened: no rank stays, and its socket is closed."""
@@ -314,7 +316,8 @@ class _Job:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP become events, where they can: in the main thread."""
+        """SIGINT, SIGTERM and SIGHUP become events, where they can: in the main thread. A SIGHUP that is ignored, as by
+        nohup, stays so."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -322,7 +325,9 @@ class _Job:
         def put(number: int, frame: FrameType | None) -> None:
             self._events.put(number)  # SimpleQueue.put may be called from a handler
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         previous = {number: signal.signal(number, put) for number in numbers}
         try:
             yield

@@ -74,7 +74,8 @@ def put(
     """Writes a tile, or a whole view, into rank `rank`'s part of `dst` (None: one's own).
 
     A tile goes to tile `index`; a view to a place of the same extents, any number and alignment of elements. One
-    side must be local. It has ended when it returns; with `wait=False` it gives a handle for `T.wait_put`.
+    side must be local. It has ended when it returns; with `wait=False` it gives a handle for `T.wait_put`, and a view
+    that is put may be read meanwhile, not written.
     With `signal` (`ready` or `ready[k]`) the receiver is notified behind it: what was put is visible before the
     signal, and nothing at all still signals. `granularity`, `unroll` and `vectorize` are hints.
 

@@ -103,24 +103,26 @@ def attend_flat(
     o: T.Exclusive, q: T.Shared, k: T.Shared, v: T.Shared, scale: T.f32, BK: T.Const[int], CAUSAL: T.Const[bool],
     STAGES: T.Const[int] = 2,
 ) -> None:  # fmt: skip
-    """As attend without lengths, where batches and heads are one axis: o [queries, heads, D], q [heads, queries, D],
-    k and v [groups, keys, D]; without CAUSAL keys are a multiple of BK.
+    """As attend without lengths, where batches and heads are one axis: o [queries, heads, D], q [heads · queries, D], k
+    and v [groups, keys, D]; queries are a multiple of BQ and, without CAUSAL, keys of BK.
 
     One loop over keys without checks, which a GPU can divide among groups of warps: while one of them forms weights,
-    another multiplies. So every block is compared with CAUSAL, in 32 bits.
+    another multiplies. So every block is compared with CAUSAL, in 32 bits, and the first axis of queries and outputs
+    is the one of rows, which is what Triton divides.
     """
     BQ, D = o.tile_shape[0], o.tile_shape[2]
     for tile in o.tiles(down=True, even=True):
         i, h, _ = tile.index
         keys = k.shape[1]
-        shift = keys - q.shape[1]
+        queries, heads, _ = o.shape
+        shift = keys - queries
         # Always within: nothing has to be checked where it is used.
-        head = T.minimum(h, T.maximum(q.num_tiles((1, BQ, D))[0] - 1, 0))
-        group = T.minimum(h // (q.shape[0] // k.shape[0]), T.maximum(k.num_tiles((1, BK, D))[0] - 1, 0))
+        rows = T.clamp(h * (queries // BQ) + i, 0, T.maximum(q.num_tiles((BQ, D))[0] - 1, 0))
+        group = T.minimum(h // (heads // k.shape[0]), T.maximum(k.num_tiles((1, BK, D))[0] - 1, 0))
         group = T.minimum(group, T.maximum(v.num_tiles((1, BK, D))[0] - 1, 0))
         last = T.clamp((i + 1) * BQ + shift, 0, keys) if CAUSAL else keys
         when = i * BQ + T.iota(BQ) + shift
-        query = T.reshape(q.load((head, i, 0), (1, BQ, D)), (BQ, D))
+        query = q.load((rows, 0), (BQ, D))
         best = T.full((BQ, 1), float("-inf"), T.f32)
         norm = T.zeros((BQ, 1), T.f32)
         acc = T.zeros((BQ, D), T.f32)

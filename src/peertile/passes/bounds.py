@@ -308,6 +308,9 @@ def _bits(v: Value, depth: int = 0) -> int | None:
         return None if a is None or b is None else max(a, b)
     if isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MAX and any(_is_one_less(x) for x in op.operands):
         return _EXTENT_BITS
+    if isinstance(op, ops.BinaryOp) and op.attrs["fn"] is Binary.MAX and v.type == INDEX:
+        known = [b for b in (_bits(x, depth + 1) for x in op.operands) if b is not None]
+        return None if not known else max(known) if len(known) == 2 else 63  # no less than what is not negative
     if isinstance(op, ops.BinaryOp):
         a, b = (_bits(x, depth + 1) for x in op.operands)
         found = None if a is None or b is None else _BITS_OF.get(op.attrs["fn"], lambda a, b: 64)(a, b)

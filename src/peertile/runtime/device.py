@@ -86,6 +86,8 @@ class Device:
     def stream(self, name: str | None = None, priority: int = 0) -> Stream:
         """A new stream; `name` is for errors. Priorities run from capabilities.stream_priorities[0], the least."""
         self._check_open()
+        if not self.open_captures:  # which would see the questions
+            live_submissions(self)  # streams that nobody has any more end with their last submission
         self.drain()
         return Stream(self, name or f"stream {next(self._names)}", priority)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from peertile.meaning.numbers import satisfies
 from peertile.sim.clocks import join
@@ -35,6 +35,9 @@ from peertile.sim.streams import Stream
 from peertile.sim.words import SIGNED, Word
 
 __all__ = ["Exhaustive"]
+
+MAX_ASKS: Final = 3
+"""How often in a row a host asks whether work is over, while none is, before others go on."""
 
 
 class _Pruned(Exception):
@@ -53,14 +56,11 @@ class _Next:
     others: tuple[tuple[int, int], ...] = ()
     """Further places."""
     rank: int = -1
-    asks: bool = False
-    """A host that asks how far the work of its rank has come."""
+    is_host: bool = False
     poll: Any = None
     """What a read of a polling loop would learn, as `_poll` has it."""
 
     def depends(self, other: _Next) -> bool:
-        if self.asks or other.asks:
-            return self.rank == other.rank
         if self.others or other.others:
             return any(a.depends(b) for a in self._single() for b in other._single())
         if self.alone or other.alone:
@@ -76,7 +76,6 @@ class _Next:
         return [_Next(place, self.writes, self.alone) for place in (self.place, *self.others)]
 
 
-_ALONE = _Next(None, False, alone=True)
 _ANY = _Next(None, True)
 
 
@@ -92,16 +91,16 @@ def _next_of(task: Any, vain: set[Any]) -> tuple[_Next, bool]:
     if task.machine.is_wild:
         return _ANY, True
     if isinstance(task, Host):
-        return _Next(None, False, True, rank=task.rank, asks=task.next_call is Call.ASKS), True
+        return _Next(None, False, True, rank=task.rank, is_host=True), True
     if isinstance(task, Stream):
         return _next_of_stream(task), True
     if not isinstance(task, Program):
         return _ANY, True
-    at = task.at
+    at, rank = task.at, task.rank
     if task.machine.resident is not None and at is None:
         return _ANY, True
     if at is None or task.site is None:
-        return _ALONE, True
+        return _Next(None, False, True, rank=rank), True
     reads = task.site.verb_kind in (Verb.READS, Verb.WAITS)
     if isinstance(at, Word):
         place = (at.home.base, at.offset)
@@ -109,11 +108,11 @@ def _next_of(task: Any, vain: set[Any]) -> tuple[_Next, bool]:
             cmp, expected = task.expected
             dtype = SIGNED[at.dtype] if task.site.signed else at.dtype
             able = satisfies(cmp, task.site.seen(at.value), expected, dtype)
-            return _Next(place, False, wait=(cmp, expected, dtype, task.site)), able
+            return _Next(place, False, wait=(cmp, expected, dtype, task.site), rank=rank), able
         poll = _poll(task, task.site, at, at.value) if reads else None
-        return _Next(place, not reads, poll=poll), poll is None or poll not in vain
+        return _Next(place, not reads, poll=poll, rank=rank), poll is None or poll not in vain
     if isinstance(at, Object):
-        return _Next((at.base, -1), not reads), True
+        return _Next((at.base, -1), not reads, rank=rank), True
     return _ANY, True
 
 
@@ -150,10 +149,26 @@ class _Node:
     known: dict[int, int] = field(default_factory=dict)
     """What the chosen task knew, by the clocks of the machine, when it was chosen."""
     epoch: int = 0
+    asked: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    """Ranks of whose work a host learned in this step whether it is over, and what it knew then."""
+    over: set[int] = field(default_factory=set)
+    """Ranks of which some work was over in this step."""
 
     @property
     def is_task(self) -> bool:
         return self.n == 0
+
+    def meets(self, what: _Next) -> bool:
+        """Whether this step, as it was, may depend on that one, which a task is about to make."""
+        if what.depends(self.able[self.chosen]):
+            return True
+        if what.is_host:
+            return what.rank in self.over
+        return any(what.rank in (rank, -1) for rank, _ in self.asked)
+
+    def asks_of(self, other: _Node) -> bool:
+        """Whether this step asked for work that was over in the other one."""
+        return any(rank in other.over for rank, _ in self.asked)
 
 
 class _Path:
@@ -169,6 +184,9 @@ class _Path:
         self.pruned = False
         self._polls: list[Any] = []
         """What the next choice of a value is among, where it is that of a poll."""
+        self._step: _Node | None = None
+        self._asks: dict[int, int] = {}
+        """How often each host has asked in a row, while no work of its rank was over."""
 
     def run(self, case: Case) -> Outcome:
         """One run of `case` along this path."""
@@ -191,9 +209,27 @@ class _Path:
         if isinstance(agent, Program):
             self._polls = [_poll(agent, site, word, word.writes[k].value) for k in writes]
 
+    def over(self, rank: int) -> None:
+        """Work of the rank is over."""
+        self._asks = {}
+        if self._step is not None:
+            self._step.over.add(rank)
+
+    def asked(self, rank: int, host: Any) -> None:
+        """The host has learned whether work of the rank is over."""
+        if self._step is not None:
+            self._step.asked.append((rank, dict(host.clock)))
+
+    def _next(self, task: Any) -> tuple[_Next, bool]:
+        what, able = _next_of(task, self.vain)
+        if what.is_host and task.next_call is Call.ASKS and self._asks.get(task.entry, 0) >= MAX_ASKS:
+            return what, False
+        return what, able
+
     def task(self, ready: Sequence[Any], current: int) -> int:
         self._polls = []
-        found = [(task.entry, *_next_of(task, self.vain)) for task in ready]
+        self._step = None
+        found = [(task.entry, *self._next(task)) for task in ready]
         able = {entry: what for entry, what, can in found if can}
         if not able:  # waits that will park: their order tells nobody
             return self._take(0, ready, current)
@@ -205,9 +241,10 @@ class _Path:
             node = _Node(able=able, blocked=blocked)
             previous = next((m for m in reversed(self.nodes) if m.is_task), None)
             if previous is not None:
-                step = previous.able[previous.chosen]
                 asleep = {**previous.sleep, **{e: previous.able[e] for e in previous.done if e in previous.able}}
-                node.sleep = {e: what for e, what in asleep.items() if e != previous.chosen and not what.depends(step)}
+                node.sleep = {
+                    e: what for e, what in asleep.items() if e != previous.chosen and not previous.meets(what)
+                }
             awake = [e for e in able if e not in node.sleep]
             if not awake:
                 raise _Pruned
@@ -217,11 +254,13 @@ class _Path:
         k = next(k for k, task in enumerate(ready) if task.entry == node.chosen)
         task = ready[k]
         node.before = task.at.value if isinstance(getattr(task, "at", None), Word) else None
-        if not node.able[node.chosen].alone:
-            node.known = dict(task.clock)
-            if isinstance(task, Stream) and task.queue:
-                join(node.known, task.queue[0].clock)
-            node.epoch = task.clock[task.entry]
+        node.known = dict(task.clock)
+        if isinstance(task, Stream) and task.queue:
+            join(node.known, task.queue[0].clock)
+        node.epoch = task.clock[task.entry]
+        node.asked, node.over, self._step = [], set(), node
+        if isinstance(task, Host):
+            self._asks[task.entry] = self._asks.get(task.entry, 0) + 1 if task.next_call is Call.ASKS else 0
         return self._take(k, ready, current)
 
     def _take(self, k: int, ready: Sequence[Any], current: int) -> int:
@@ -288,24 +327,32 @@ class Exhaustive:
         clocks: dict[int, dict[int, int]] = {}
         afters: list[dict[int, int]] = []
         # For each place, the steps on it so far that a later one can depend on.
-        history: dict[Any, list[tuple[int, _Node]]] = {}
-        wild: list[tuple[int, _Node]] = []
+        history: dict[Any, list[int]] = {}
+        wild: list[int] = []
+        # Of each rank, the steps in which work of it was over, or a host asked for that.
+        over: dict[int, list[int]] = {}
+        asked: dict[int, list[int]] = {}
         for i, node in enumerate(steps):
             p, what = node.chosen, node.able[node.chosen]
             clock = clocks.setdefault(p, {})
-            if what.alone:
-                clock[p] = i + 1
-                afters.append(dict(clock))
-                continue
-            if what.place is None or what.others:
-                earlier = [s for found in history.values() for s in found] + wild
-            else:
-                earlier = [s for (base, _), found in history.items() if base == what.place[0] for s in found] + wild
-            for j, other in sorted(earlier, key=lambda s: -s[0]):
+            earlier = {j for rank, _ in node.asked for j in over.get(rank, ())}
+            earlier.update(j for rank in node.over for j in asked.get(rank, ()))
+            if not what.alone:
+                anywhere = what.place is None or bool(what.others)
+                for (base, _), found in history.items():
+                    if anywhere or (what.place is not None and base == what.place[0]):
+                        earlier.update(found)
+                earlier.update(wild)
+            for j in sorted(earlier, reverse=True):
+                other = steps[j]
                 q, did = other.chosen, other.able[other.chosen]
-                if q == p or not did.depends(what):
+                on_words = did.depends(what)
+                if q == p or not (on_words or node.asks_of(other) or other.asks_of(node)):
                     continue
                 ordered = clock.get(q, 0) > j or node.known.get(q, 0) >= other.epoch > 0
+                if not ordered and not on_words and not other.asks_of(node):
+                    # It knew already, by a wait as a rule.
+                    ordered = all(known.get(q, 0) >= other.epoch for rank, known in node.asked if rank in other.over)
                 if not ordered and not _lets_pass(other, did, what):
                     self._reverse(steps, afters, clock, j, i)
                 for e, c in afters[j].items():
@@ -313,10 +360,16 @@ class Exhaustive:
                         clock[e] = c
             clock[p] = i + 1
             afters.append(dict(clock))
+            for rank, _ in node.asked:
+                asked.setdefault(rank, []).append(i)
+            for rank in node.over:
+                over.setdefault(rank, []).append(i)
+            if what.alone:
+                continue
             if what.place is None or what.others:
-                wild.append((i, node))
+                wild.append(i)
             else:
-                history.setdefault(what.place, []).append((i, node))
+                history.setdefault(what.place, []).append(i)
 
     def _reverse(self, steps: list[_Node], afters: list[dict[int, int]], clock: dict[int, int], j: int, i: int) -> None:
         """Puts down, in front of step `j`, the beginning of a run in which step `i` comes before it.

@@ -23,7 +23,8 @@ class Host(Agent):
     """The main thread of a rank."""
 
     __slots__ = (
-        "at", "body", "done", "error", "failed", "machine", "next_call", "ready", "result", "thread", "waiting_for",
+        "at", "body", "done", "error", "failed", "machine", "next_call", "parked", "ready", "result", "thread",
+        "waiting_for",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, rank: int, body: Callable[[], Any] | None = None) -> None:
@@ -40,9 +41,11 @@ class Host(Agent):
         self.failed: Callable[[BaseException], None] | None = None
         """Called with what the host thread raised."""
         self.thread: Any = None
+        self.parked: Any = None
+        """The greenlet to go on with: `thread`, or one of the program's own that waits within it."""
         machine.begin(self)
         if body is not None:
-            self.thread = greenlet(self._main)
+            self.thread = self.parked = greenlet(self._main)
             machine.add(self)
 
     def _main(self) -> None:
@@ -60,11 +63,11 @@ class Host(Agent):
         machine.host = self
         try:
             self.thread.parent = greenlet.getcurrent()
-            self.thread.switch()
+            self.parked.switch()
         finally:
             machine.host = None
         if self.thread.dead:
-            self.thread = None  # a dead one still holds what it ran, out of sight of the collector
+            self.thread = self.parked = None  # a dead one still holds what it ran, out of sight of the collector
             self.ready = False
             self.done = True
             if isinstance(self.error, Found | KeyboardInterrupt):
@@ -92,6 +95,7 @@ class Host(Agent):
         if self.machine.stopping:
             raise GreenletExit
         parent = self.thread.parent
+        self.parked = greenlet.getcurrent()
         parent.switch()
 
     def condition(self, word: Any) -> tuple[Any, Any, int] | None:
@@ -101,20 +105,20 @@ class Host(Agent):
         if self.waiting_for is None:
             return Waiter(self.where(), "its turn")
         waiter, line_of = self.waiting_for(), self.machine.line_of
-        at = line_of(self.thread.gr_frame) if line_of is not None and self.thread is not None else ""
+        at = line_of(self.parked.gr_frame) if line_of is not None and self.parked is not None else ""
         return waiter if not at or at in waiter.what else replace(waiter, launched=f"at {at}")
 
     def stop(self) -> None:
         """End the thread where it stands: its cleanup runs, and may not wait."""
         if self.thread is None or not self.thread:  # ended, or never started
-            self.thread = None
+            self.thread = self.parked = None
             return
         if self.machine.show is not None:
             self.machine.show(self.rank)
         self.machine.host = self
         try:
             self.thread.parent = greenlet.getcurrent()
-            self.thread.throw()
+            self.parked.throw()
         finally:
             self.machine.host = None
-            self.thread = None
+            self.thread = self.parked = None

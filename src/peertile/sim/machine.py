@@ -166,6 +166,10 @@ class Machine:
         """Told of trips of polling loops that came to nothing: program, trip, word, which write it read, and where."""
         self.among: Callable[[Any, Site, Word, Sequence[int]], None] | None = None
         """Told which writes of a word a read may return, before one of them is chosen by its place."""
+        self.over: Callable[[int], None] | None = None
+        """Told of each rank of which an operation of a stream is over."""
+        self.asked_of: Callable[[int, Any], None] | None = None
+        """Told that a host has learned whether work of a rank is over."""
         self.show: Callable[[int], None] | None = None
         """Puts in place what belongs to one rank alone, before code of the program runs for it."""
         self._suspected: Verdict | None = None

@@ -98,6 +98,7 @@ class Case:
         )
         machine.park = park
         machine.spins, machine.among = getattr(chooser, "spins", None), getattr(chooser, "among", None)
+        machine.over, machine.asked_of = getattr(chooser, "over", None), getattr(chooser, "asked", None)
         machine.trace = Trace() if self.traced else None
         machine.foresight = foresight
         verdict: Verdict | None = None

@@ -118,6 +118,8 @@ class Stream(Agent):
         if self.machine.trace is not None:
             self.machine.trace.add(self, f"has done {operation.name}")
         self.busy = None
+        if self.machine.over is not None:
+            self.machine.over(self.rank)
         self.machine.wake_all(operation.waiters)
         for call in operation.calls:
             call()

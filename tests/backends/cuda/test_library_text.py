@@ -62,10 +62,29 @@ def test_a_fold_that_keeps_its_axis_stays_where_it_is():
     assert "tl.reshape" not in text[text.index("def softmax(") :]
 
 
-@pytest.mark.parametrize(("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 8), (1, 16384, 16)])
+@pytest.mark.parametrize(
+    ("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 8), (1, 16384, 8), (1, 32768, 16)]
+)
 def test_a_warp_folds_a_short_row_by_itself(rows, width, warps):
     x = pt.zeros((8, width), pt.f32)
     assert emitted(layer_kernels.softmax, x.partition((rows, None)), x).num_warps == warps
+
+
+@pytest.mark.parametrize(("width", "most"), [(4096, None), (16384, 128), (32768, None)])
+def test_of_long_rows_two_programs_have_room_on_a_multiprocessor(width, most):
+    x = pt.zeros((2, width), pt.f32)
+    assert emitted(layer_kernels.softmax, x.partition((1, None)), x).max_registers == most
+
+
+@pt.kernel
+def folded_columns(z: T.Exclusive, x: T.Shared):
+    z.store(T.sum(x.load((0, 0), (128, 128)), axis=0))
+
+
+def test_what_is_folded_along_columns_has_the_warps_of_any_long_tile():
+    x = pt.zeros((128, 128), pt.f32)
+    made = emitted(folded_columns, pt.zeros((128,), pt.f32).partition(128), x)
+    assert (made.num_warps, made.max_registers) == (16, None)
 
 
 @pytest.mark.parametrize(("rows", "keys", "warps"), [(128, 128, 8), (128, 64, 8), (64, 64, 4)])

@@ -14,10 +14,11 @@ from peertile.library import attention_kernels, gemm
 DIVIDED = CudaOptions(num_warps=4, specialize=True)
 
 
-def attention(keys=64, causal=True):
+def attention(keys=64, causal=True, stages=2):
     q, k, v, o = (pt.zeros((2, 256, 128), pt.bf16) for _ in range(4))
     part = o.permute(1, 0, 2).partition((128, 1, None))
-    return lowered(attention_kernels.attend_flat, part, q, k, v, 0.1, BK=keys, CAUSAL=causal)
+    flat = q.reshape(512, 128)
+    return lowered(attention_kernels.attend_flat, part, flat, k, v, 0.1, BK=keys, CAUSAL=causal, STAGES=stages)
 
 
 def product():
@@ -80,3 +81,16 @@ def test_a_loop_that_asks_for_it_is_divided_where_triton_can():
     few = lowered(narrow, c.partition((64, 64)), a, b)
     assert compile_kernel(attention()).num_warps == 12
     assert compile_kernel(few).num_warps == compile_kernel(few, options=CudaOptions(specialize=False)).num_warps == 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+@pytest.mark.parametrize("stages", [2, 3])
+def test_each_group_waits_for_as_many_bytes_as_its_half_of_the_queries_has(stages):
+    text = compile_kernel(attention(stages=stages)).text["ttgir"]
+    copies = re.findall(r"async_tma_copy_global_to_local %q_tiles\w*\[.*tensordesc<tensor<(\w+),", text)
+    assert copies == ["64x128xbf16"] * 2  # what is divided is the first axis of a descriptor of two
+    # What is loaded in the loop has as many barriers as buffers.
+    buffers = set(re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d)x64x128xbf16", text)) - {"1"}
+    barriers = set(re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d)x1xi64", text)) - {"1"}
+    assert (buffers, barriers) == ({str(stages)}, {str(stages)})

@@ -32,7 +32,7 @@ from peertile.backends.cuda.state import (
     lowers,
     tile_of,
 )
-from peertile.backends.cuda.target import capability
+from peertile.backends.cuda.target import capability, has_one_trip
 from peertile.dtypes import Kind
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Op, Value, walk
@@ -292,7 +292,7 @@ def _for(e: Emitter, op: ops.For) -> None:
             e.alias(result, value)
         return
     body = op.blocks[0]
-    if e.options.specialize and _has_one_trip(op):
+    if e.options.specialize and _is_only_a_body(op):
         _only_trip(e, op)
         return
     carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
@@ -319,18 +319,8 @@ def _has_no_trips(e: Emitter, op: ops.For) -> bool:
     return e.is_literal(lo) and e.is_literal(hi) and int(e.text(lo)) >= int(e.text(hi))
 
 
-def _has_one_trip(op: ops.For) -> bool:
-    """Whether a loop over [x, x + 1) is nothing but its body."""
-    lo, hi, step = op.operands[:3]
-    by = hi.op
-    return (
-        isinstance(by, ops.BinaryOp)
-        and by.attrs["fn"] is ops.Binary.ADD
-        and by.operands[0] is lo
-        and all(isinstance(v.op, ops.Const) and v.op.attrs["value"] == 1 for v in (by.operands[1], step))
-        and not op.results
-        and not _inside(op.blocks[0])
-    )
+def _is_only_a_body(op: ops.For) -> bool:
+    return has_one_trip(op) and not op.results and not _inside(op.blocks[0])
 
 
 def _only_trip(e: Emitter, op: ops.For) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
 from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Ranks, Record, Symmetric, View, lowers, tile_of
-from peertile.backends.cuda.target import check_rmw, emulated_rmw
+from peertile.backends.cuda.target import check_rmw, emulated_rmw, has_one_trip
 from peertile.dtypes import DType
 from peertile.ir import ops
 from peertile.ir.core import Block, Op, Value, walk
@@ -322,6 +322,8 @@ def plan_accesses(e: Emitter) -> None:
                 continue
             if isinstance(op, ops.Load) and (op not in feeding or op.attrs["padding"] is not Padding.ZERO):
                 continue
+            if isinstance(op, ops.Store) and not e.options.specialize and _is_made_once(op):
+                continue
             t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
             if not _fits_bulk(t, axes):
                 continue
@@ -332,6 +334,17 @@ def plan_accesses(e: Emitter) -> None:
                 made[key] = _make_descriptor(e, view, axes, t)
             e.descriptors[op] = made[key]
     _plan_derived(e, feeding)
+
+
+def _is_made_once(op: Op) -> bool:
+    """Whether each program comes by `op` once at most: making a descriptor takes longer than a bulk copy saves, for a
+    result of 256 by 8192 on an H200 54.4 us with it and 52.7 us without."""
+    loop = ops.enclosing_loop(op)
+    while loop is not None:
+        if not isinstance(loop, ops.For) or not has_one_trip(loop):
+            return False
+        loop = ops.enclosing_loop(loop)
+    return True
 
 
 _WORTH_BULK: Final = 128 * 128

@@ -15,8 +15,8 @@ from peertile.memory_model import Rmw
 from peertile.source import Loc
 
 __all__ = [
-    "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "decided", "emulated_rmw", "most_registers",
-    "tuned",
+    "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "decided", "emulated_rmw", "has_one_trip",
+    "most_registers", "tuned",
 ]  # fmt: skip
 
 ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
@@ -90,7 +90,8 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         wide = max(held.values()) > 128 * 128 or any(_inner(op) >= 256 for op in tiles)
         warps = warps or (8 if most >= 128 * 128 and wide else 4)
         loops = [op.attrs["stages"] for op in walk(kernel.body) if isinstance(op, ops.For)]
-        return warps, stages or max([3, *(s for s in loops if s > 1)])
+        # A divided loop has as many barriers as the kernel has stages, and as many buffers as it asks for itself.
+        return warps, stages or max([2 if options.specialize else 3, *(s for s in loops if s > 1)])
     if warps is None:
         ordered = [op for op in walk(kernel.body) if isinstance(op, ops.TileLoad | ops.TileStore)]
         if ordered:
@@ -99,8 +100,8 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
             return max(1, min(most // 32, FILLED_WARPS if _fills(kernel) else 16)), stages or 3
     if warps is None:
         nbytes = _largest(kernel)
-        # Two 16-byte vectors for each thread, eight warps at most; longer rows get sixteen.
-        warps = 16 if nbytes >= LONG_ROW else 8
+        # Two 16-byte vectors for each thread, eight warps at most; the longest rows get sixteen.
+        warps = 16 if nbytes >= (LONG_FOLDED_ROW if _folds_rows(kernel) else LONG_ROW) else 8
         while warps > 1 and nbytes < warps * 1024:
             warps //= 2
         if nbytes >= warps * 2048 and warps >= 8 and _takes_turns(kernel):
@@ -117,6 +118,11 @@ FILLED_WARPS: Final = 4
 """Most warps where places are polled that fill: many threads that look at one word each keep the words from coming."""
 LONG_ROW: Final = 1 << 15
 """Bytes of a tile that is worth more warps than eight."""
+LONG_FOLDED_ROW: Final = 1 << 17
+"""So of one that is folded: its warps meet. RMSNorm of 16384 rows of half as much takes an H200 261.7 us with eight
+warps and 268.1 with sixteen."""
+REGISTERS: Final = 1 << 16
+"""Of a multiprocessor."""
 WAITING_REGISTERS: Final = 64
 """Of a thread, where programs of eight warps and more wait for a signal: so many programs are resident, four of eight
 warps on a multiprocessor, as grids that wait for each other program by program count on. A program that takes turns
@@ -134,16 +140,36 @@ def _fills(kernel: Kernel) -> bool:
 def most_registers(kernel: Kernel, warps: int) -> int | None:
     """A bound on the registers of a thread, None for the assembler's own choice."""
     if not _signals(kernel):
-        return None
+        return _of_two_programs(kernel, warps)
     if warps in (4, 8) and _largest(kernel) >= warps * 4096 and _takes_turns(kernel):
         return 2 * WAITING_REGISTERS
     return WAITING_REGISTERS if warps >= 8 else None
 
 
+def _of_two_programs(kernel: Kernel, warps: int) -> int | None:
+    """A bound that leaves room for two programs on a multiprocessor, of which one loads a row while the other folds or
+    stores; None where that holds anyway, or a program has no room for its row then."""
+    most = REGISTERS // (2 * 32 * warps)
+    held = _largest(kernel) // (4 * 32 * warps)
+    is_tight = most // 4 < held <= most // 2
+    return most if warps >= 8 and is_tight and _folds_rows(kernel) and not _multiplies(kernel) else None
+
+
+def _folds_rows(kernel: Kernel) -> bool:
+    """Whether the largest tiles, or the like, are folded along their rows."""
+    least = _largest(kernel) // 2
+    folded = [op for op in walk(kernel.body) if isinstance(op, ops.Reduce) and _bytes(op.operands[0].type) >= least]
+    return any(isinstance(t := op.operands[0].type, TileType) and op.attrs["axis"] == t.rank - 1 for op in folded)
+
+
+def _multiplies(kernel: Kernel) -> bool:
+    return any(isinstance(op, ops.Mma) for op in walk(kernel.body))
+
+
 def _signals(kernel: Kernel) -> bool:
     """Whether the kernel waits for signals, and multiplies no matrices."""
     signals = any(isinstance(p.type, SignalType) for p in kernel.params)
-    return kernel.waits and signals and not any(isinstance(op, ops.Mma) for op in walk(kernel.body))
+    return kernel.waits and signals and not _multiplies(kernel)
 
 
 def _takes_turns(kernel: Kernel) -> bool:
@@ -177,6 +203,18 @@ def _inner(op: Op) -> int:
     t = op.result.type
     assert isinstance(t, TileType)
     return t.shape[-1]
+
+
+def has_one_trip(loop: ops.For) -> bool:
+    """Whether a loop is one over [x, x + 1)."""
+    lo, hi, step = loop.operands[:3]
+    by = hi.op
+    return (
+        isinstance(by, ops.BinaryOp)
+        and by.attrs["fn"] is ops.Binary.ADD
+        and by.operands[0] is lo
+        and all(isinstance(v.op, ops.Const) and v.op.attrs["value"] == 1 for v in (by.operands[1], step))
+    )
 
 
 # ---------------------------------------------------------------- what an architecture lacks

@@ -284,9 +284,12 @@ class WaitWord(Op):
     def issue(self, target: Target) -> Any:
         if not target.in_graph and not self.by_kernel and self.cmp in (Cmp.EQ, Cmp.AT_LEAST):
             value, equal = low_bits(self.value, self.width), self.cmp is Cmp.EQ
+            assert isinstance(target, CudaStream)
+            # Known before it is enqueued: what takes the whole context lets it end first (cuda_waits).
+            watch = target.device.pump.watch(target, target.sequence(), self)
             if _taken(lambda: target.api.wait_value(target.cu, self.address, value, self.width, equal=equal)):
-                assert isinstance(target, CudaStream)
-                return target.device.pump.watch(target, target.sequence(), self)
+                return watch
+            target.device.pump.forget(watch)
         slot = target.slot()
         expected = extended(self.value, self.width, signed=self.signed)
         params = target.params.pack(

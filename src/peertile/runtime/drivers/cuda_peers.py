@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from peertile.errors import UnsupportedError
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
+from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 
 __all__ = ["LONG_LOAD_S", "PAGE_BYTES", "HostPages", "Poller", "SharedModules"]
 
@@ -126,6 +127,7 @@ class SharedModules:
         self._loading: dict[int, threading.Lock] = {}  # by context: held while a kernel is loaded there
         self._loaded: dict[_Key, _Loaded] = {}
         self._keys: dict[int, _Key] = {}  # by number of the module
+        self._late: dict[int, list[Any]] = {}  # by context: modules that nobody uses, to be unloaded
 
     def load(self, device: Poller, payload: bytes, entry: str) -> tuple[Any, Any]:
         """(module, function) in the current context, which is that of `device`."""
@@ -138,7 +140,9 @@ class SharedModules:
                 with self._lock:
                     known = self._found(key, device)
                 if known is None:
+                    self._unload_late(device)
                     with self._watched(device, entry):
+                        STREAM_WAITS.let_end(device.context_number)
                         module = device.api.load_module(payload)
                         known = _Loaded(module, device.api.function(module, entry), Counter({id(device): 1}))
                     with self._lock:
@@ -190,7 +194,18 @@ class SharedModules:
             last = not +known.users
             if last:
                 self._forget(key, known)
+                self._late.setdefault(device.context_number, []).append(module)
         if last:
+            self._unload_late(device)
+
+    def _unload_late(self, device: Poller) -> None:
+        """Unload what nobody uses any more, now or, if a stream of the context waits, another time."""
+        while not STREAM_WAITS.any(device.context_number):
+            with self._lock:
+                late = self._late.get(device.context_number)
+                module = late.pop() if late else None
+            if module is None:
+                return
             device.api.unload_module(module)
 
     def leave(self, device: Poller) -> None:
@@ -204,6 +219,7 @@ class SharedModules:
         for _, known in mine:
             if not +known.users:
                 device.api.unload_module(known.module)
+        self._unload_late(device)
 
     def _forget(self, key: _Key, known: _Loaded) -> None:
         del self._loaded[key]

@@ -19,6 +19,7 @@ from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
 from peertile.runtime.drivers.cuda_memory import SideStream, words_at
 from peertile.runtime.drivers.cuda_ops import WaitWord, extended, holds, low_bits
 from peertile.runtime.drivers.cuda_stream import CudaStream, Params
+from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
@@ -71,6 +72,7 @@ class Pump:
         self._backlogs: list[CudaStream] = []
         self._thread: threading.Thread | None = None
         self._stop = False
+        STREAM_WAITS.add(device.context_number, self.is_waiting)
 
     def add_backlog(self, stream: CudaStream) -> None:
         with self._condition:
@@ -86,6 +88,19 @@ class Pump:
             self._wake()
         return watch
 
+    def forget(self, watch: Watch) -> None:
+        """Its wait was not enqueued after all."""
+        with self._condition:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+    def is_waiting(self) -> bool:
+        """Whether a stream waits on a word, and may need this thread to end that at its bound."""
+        if self._device.lost is not None:
+            return False
+        with self._condition:
+            return any(not watch.over for watch in self._watches)
+
     def _wake(self) -> None:
         if self._thread is None and not self._stop:
             name = f"peertile-{self._device.name}-pump"
@@ -95,6 +110,7 @@ class Pump:
 
     def stop(self) -> None:
         """End the thread; nothing is pending any more."""
+        STREAM_WAITS.remove(self._device.context_number, self.is_waiting)
         with self._condition:
             self._stop = True
             self._condition.notify()
@@ -140,8 +156,7 @@ class Pump:
         for watch in watches:
             pause = min(pause, self._look(watch))
             if watch.over:
-                with self._condition:
-                    self._watches.remove(watch)
+                self.forget(watch)
         return pause
 
     # ------------------------------------------------------------------------------------------------ waits

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from peertile.errors import AllocationError, ArgumentError, UnsupportedError, UsageError
 from peertile.runtime.driver import SegmentHandle, ShareHandle, ShareKind
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
+from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 
 __all__ = ["CudaSegment", "Segments"]
 
@@ -30,6 +31,7 @@ class Owner(Protocol):
     api: CudaApi
     handle: Any
     name: str
+    context_number: int
 
     def busy(self) -> bool: ...
     def zero(self, address: int, nbytes: int) -> None: ...
@@ -230,7 +232,9 @@ class Segments:
         if segment.kind is not ShareKind.IPC:
             api.unmap(address, segment.size)
             api.free_reservation(address, segment.size)
-        elif segment.own:
+            return
+        STREAM_WAITS.let_end(segment.devices[0].context_number)
+        if segment.own:
             api.free_ipc(address)
         else:
             api.close_ipc(address)

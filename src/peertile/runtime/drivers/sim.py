@@ -339,8 +339,13 @@ class SimDevice(DriverDevice):
         self._enter()
         stream = self._ran(ticket)
         result = stream.result(ticket.sequence)
-        if result.status is Status.PENDING and self.machine.host is not None and not self.machine.stopping:
-            self.machine.host.step(Call.ASKS)  # who asks again and again lets others go on
+        machine = self.machine
+        host = machine.host
+        if host is not None and not machine.stopping:
+            if result.status is Status.PENDING:
+                host.step(Call.ASKS)  # who asks again and again lets others go on
+            if machine.asked_of is not None:
+                machine.asked_of(self.ordinal, host)
         if result.status is not Status.PENDING:
             self._known(stream, ticket.sequence)
         return result.status
