@@ -56,7 +56,8 @@ class Step:
 
     def __init__(self, group, comm, weights):
         self.stream = pt.current_device().stream("decoder")
-        self.token, self.position, self.length = (pt.zeros(1, pt.i64) for _ in range(3))
+        self.given = pt.zeros(3, pt.i64)  # in one piece, so that one copy brings it
+        self.token, self.position, self.length = (self.given[k : k + 1] for k in range(3))
         self.logits = pt.empty((1, WORDS), pt.f32)
         self.tables = rope_tables(CAPACITY, DIM, base=BASE)
         n, r = group.size, group.rank
@@ -107,7 +108,7 @@ class Step:
                 residual=x if adds else None,
                 out=y,
             ),
-            comm.all_reduce(y, y),
+            *self.summed(comm, y),
         ]
 
     def fed(self, comm, x, normed, y, w, inner, adds):
@@ -122,12 +123,16 @@ class Step:
             linear(normed, both, out=wide.reshape(1, 2 * width)),
             swiglu(gate, up, out=product),
             linear(product, pt.asarray(w["down"][inner]), residual=x if adds else None, out=y),
-            comm.all_reduce(y, y),
+            *self.summed(comm, y),
         ]
 
+    @staticmethod
+    def summed(comm, y):
+        """y = its sum over the ranks; one rank alone has nothing to do."""
+        return [comm.all_reduce(y, y)] if comm.group.size > 1 else []
+
     def run(self, token, position):
-        for tensor, number in ((self.token, token), (self.position, position), (self.length, position + 1)):
-            self.graph.update(pt.op.copy(np.array([number]), to=tensor))
+        self.graph.update(pt.op.copy(np.array([token, position, position + 1]), to=self.given))
         self.graph.launch().sync_on(self.stream)
         return self.logits.numpy()[0]
 

@@ -131,7 +131,7 @@ def programs(run: Run) -> str | None:
         "programs.log",
         [
             sys.executable, "benchmarks/device/check_cuda_programs.py", "--count", str(options.programs),
-            "--workers", str(options.program_workers), "--seconds", f"{run.left - 5:.0f}",
+            "--size", "20", "--workers", str(options.program_workers), "--seconds", f"{run.left - 5:.0f}",
         ],
         run.left,
     )  # fmt: skip

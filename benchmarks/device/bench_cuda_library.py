@@ -60,7 +60,7 @@ MIB = 1 << 20
 PLACE = "cuda" if os.environ["PEERTILE_DEVICE"] == "cuda" else "cpu"
 SHRINK = 1 if PLACE == "cuda" else 16
 """Extents are divided by it: on cpu the script itself is tried, and nothing is measured."""
-SILENT_S = 10
+SILENT_S = 30
 """After so long in one case every rank says on standard error where it is, and again as often."""
 ROTATE = 3
 """Sets of inputs that take turns, so that none is found in the cache."""

@@ -825,6 +825,7 @@ def main(arguments: list[str]) -> None:
         resumed(arguments[1])
     else:
         bench.SECTIONS.update(SECTIONS)
+        bench.SILENT_S = 120  # torch.compile takes long, and Python 3.12 may die of looking at a thread that runs
         options = [word for word in arguments if word.startswith("--")]
         named = [w for k, w in enumerate(arguments) if not w.startswith("--") and arguments[k - 1] not in options]
         bench.main(arguments if named else [*arguments, *SECTIONS])

@@ -40,7 +40,7 @@ from peertile.runtime.lease import Lease
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.site import Site, call_site
 from peertile.runtime.standing import Standing
-from peertile.runtime.stream import Stream
+from peertile.runtime.stream import Stream, check_stream
 from peertile.source import Loc
 
 __all__ = ["NO_BULK", "DeferredLaunchOp", "KeptLaunch", "Kernel", "LaunchOp", "loaded"]
@@ -223,6 +223,8 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work."""
         if execution.inside is not None:
             outside_execution(self.kernel.name)
+        if type(stream) is not Stream:
+            check_stream(f"{self.kernel.name}.sync_on", stream)
         if self._spent:
             self._spend()
         self._spent = True

@@ -163,6 +163,7 @@ def test_several_communicators_side_by_side():
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("n", [2, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_random_collectives_with_random_stalls(n, seed):
     assert all(spawn(ranks.stress, n, seed, 120))

@@ -146,6 +146,28 @@ def counts(group, rounds):
     return int(out.numpy()[0])
 
 
+@pt.kernel
+def adds_and_waits(out: T.Exclusive, tally: T.Counter, n: T.i64, m: T.i64):
+    tally.add(n, to=tally.rank)
+    tally.wait(m)
+    out.store(T.ones((1,), T.i64))
+
+
+def negative_counts(group):
+    """What a counter does with numbers that are only known when it runs."""
+    said = []
+    with pt.SymmetricHeap(group, size_bytes=1 << 16) as heap:
+        tally, out = heap.counter(slots=1), pt.zeros((1,), pt.i64)
+        for n, m in ((3, 3), (-1, 0), (0, -2), (2, 2)):
+            try:
+                adds_and_waits(out.partition(1), tally, n, m).sync()
+                said.append("ran")
+            except PeertileError as error:
+                said.append(str(error).partition(" (")[0])
+                group.recover()
+    return said
+
+
 def meets(group, programs, rounds):
     with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
         x = heap.zeros((programs,), pt.i64)

@@ -64,6 +64,11 @@ def test_counter_counts_many_to_one(ranks):
     assert spawn(peer_ranks.counts, ranks, 50) == [ranks] * ranks
 
 
+def test_a_counter_never_goes_back():
+    said = ["ran", *(f"assertion failed: `tally.{word}`: n: a counter only grows" for word in ("add", "wait")), "ran"]
+    assert spawn(peer_ranks.negative_counts, 1) == [said]
+
+
 @pytest.mark.sentence("SG-22")
 @pytest.mark.sentence("SG-23")
 @pytest.mark.feature("P7", "cpu")

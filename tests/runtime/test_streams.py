@@ -26,6 +26,18 @@ def where(policy=None):
     return pt.op.with_context(lambda context: pt.op.value(context.stream)).schedule(policy).wait()
 
 
+@pytest.mark.parametrize("how", ["submit", "sync_on", "async_on"])
+@pytest.mark.parametrize("make", [lambda z, x: add(z.partition(4), x, x), lambda z, x: pt.op.fill(z, 2)])
+def test_what_is_no_stream_is_refused_and_the_operation_still_runs(make, how):
+    x, z = pt.ones((8,), pt.f32), pt.zeros((8,), pt.f32)
+    op = make(z, x)
+    with pytest.raises(ArgumentError) as caught:
+        getattr(op, how)("a")
+    assert str(caught.value) == f"{op.name}.{how}: stream: expected a Stream, as Device.stream gives, got 'a'"
+    op.sync()
+    assert values(z) == [2.0] * 8
+
+
 def test_a_stream_ends_with_its_work_once_nobody_has_it():
     device = pt.current_device()
     x, z = pt.ones((64,), pt.f32), pt.zeros((64,), pt.f32)

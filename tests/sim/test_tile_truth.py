@@ -65,3 +65,12 @@ def test_who_waits_for_any_of_two_adds_sees_what_came_before_one_of_them() -> No
     expected, _, _ = outcomes(programs)
     assert {got[0] for *_, got in expected} == {1, 3, 4}
     agrees(programs)
+
+
+def test_a_wait_may_read_a_relaxed_store_behind_the_release_that_satisfied_it() -> None:
+    wait, release, relaxed = ("wait", 1, Order.ACQUIRE), ("set", 1, Order.RELEASE), ("set", 2, Order.RELAXED)
+    agrees([[wait, ("get", 0)], [("put_tile", 1), release, relaxed]])
+    agrees([[wait, ("read",)], [("write",), release, relaxed]])
+    agrees([[wait, ("read",)], [("write",), release, ("fence",), relaxed]])
+    assert not outcomes([[wait, ("read",)], [("write",), release, ("fence",), relaxed]])[1]
+    assert outcomes([[wait, ("read",)], [("write",), release, relaxed]])[1]

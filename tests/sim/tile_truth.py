@@ -211,8 +211,8 @@ WRITES = (Order.RELAXED, Order.RELEASE)
 
 
 def random_programs(random: Random, *, agents: int, length: int, waits: bool = False) -> list[list[Op]]:
-    """X and F are stored by one agent each, or added to by all; an agent reads an element twice at most, with `waits`
-    waits and polls of F counted. A is accessed by one program in two."""
+    """X and F are stored by one agent each, or added to by all, X three times at most; an agent reads an element twice
+    at most, with `waits` waits and polls of F counted. A is accessed by one program in two."""
     adds_x, adds_f = random.random() < 0.5, random.random() < 0.5
     store_x, store_f = random.randrange(agents), random.randrange(agents)
     weak = random.random() < 0.5
@@ -223,7 +223,7 @@ def random_programs(random: Random, *, agents: int, length: int, waits: bool = F
         left = [2, 2, 2]
         for _ in range(random.randint(2, length)):
             kind = random.choice(["x", "x", "tile", "element", "f", "f", "fence", "weak" if weak else "f"])
-            if kind == "x" and (adds_x or k == store_x):
+            if kind == "x" and put["x"] < 3 and (adds_x or k == store_x):
                 put["x"] += 1
                 program.append(("add_tile", random.choice([1, 3])) if adds_x else ("put_tile", put["x"]))
             elif kind == "tile" and left[0] and left[1]:

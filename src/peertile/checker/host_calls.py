@@ -161,9 +161,9 @@ class HostCalls:
         """The process's working directory, once the rank has one of its own."""
         self._entropy = random.Random(f"entropy of rank {rank}")
         self._looked_at, self._looks = -1, 0
-        self.patches: list[Patch] = [
-            *((time, name, self.seconds) for name in _CLOCKS if hasattr(time, name)),
-            *((time, f"{name}_ns", self.now_ns) for name in _CLOCKS if hasattr(time, f"{name}_ns")),
+        patches: list[Patch] = [
+            *((time, name, self.seconds) for name in _CLOCKS),
+            *((time, f"{name}_ns", self.now_ns) for name in _CLOCKS),
             (queue, "time", self.seconds),  # as it was imported there
             (threading, "_time", self.seconds),
             (time, "sleep", self.sleep),
@@ -182,8 +182,9 @@ class HostCalls:
             (atexit, "register", self.register),
             (atexit, "unregister", self.unregister),
             (HostCalls, "shown", self),
-            *((owner, name, self._refuse(what, why)) for owner, name, what, why in _REFUSED if hasattr(owner, name)),
+            *((owner, name, self._refuse(what, why)) for owner, name, what, why in _REFUSED),
         ]
+        self.patches = [(owner, name, value) for owner, name, value in patches if hasattr(owner, name)]
 
     # ---------------------------------------------------------------- the clock of the machine
 

@@ -40,6 +40,7 @@ __all__ = ["RankView", "Worlds"]
 
 
 _STDERR: Final = "backslashreplace"
+_SHOWING: Final = ("showwarning", "_showwarnmsg_impl")
 
 
 def _environments(**more: int) -> list[Patch]:
@@ -129,8 +130,7 @@ class RankView:
             (sys, "excepthook", sys.__excepthook__),
             (threading, "excepthook", threading.__excepthook__),
             (warnings, "filters", list(warnings.filters)),
-            (warnings, "showwarning", warnings.showwarning),
-            (warnings, "_showwarnmsg_impl", warnings._showwarnmsg_impl),  # type: ignore[attr-defined]
+            *((warnings, name, getattr(warnings, name)) for name in _SHOWING if hasattr(warnings, name)),
             *_own_loggers(),
         ):
             self._own.add(owner, name, value)

@@ -26,7 +26,8 @@ from peertile.frontend.values import (
 )
 from peertile.ir import ops
 from peertile.ir.core import Value
-from peertile.ir.types import INDEX, ObjectType
+from peertile.ir.ops import CheckKind, Compare
+from peertile.ir.types import BOOL, INDEX, ObjectType
 
 __all__ = ["linear_program", "notify_rank"]
 
@@ -177,7 +178,12 @@ def _emit_add(b: Build, counter: Counter, slot: Value, n: Abstract, to: Abstract
 def _amount(b: Build, n: Abstract, role: str) -> Value:
     if isinstance(n, Known) and isinstance(n.value, int) and n.value < 0:
         b.fail(f"{role}: expected 0 or more, got {n.value}; a counter only grows")
-    return index_scalar(b, n, role)
+    value = index_scalar(b, n, role)
+    if not isinstance(value.op, ops.Const | ops.NumRanks):
+        zero = b.builder.value(ops.Const, (), INDEX, value=0)
+        grows = b.builder.value(ops.CompareOp, (value, zero), BOOL, fn=Compare.GE)
+        b.builder.emit(ops.Check, (grows,), kind=CheckKind.ASSERT, message=f"{role}: a counter only grows")
+    return value
 
 
 @implements(T.Counter.wait)

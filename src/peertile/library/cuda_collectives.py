@@ -132,7 +132,9 @@ class GpuPlans:
                 return Shape(Algorithm.FILLED, programs, choice.tile_bytes // 8)
             choice = UNFILLED[nbytes <= FLAGGED_BYTES]
         if choice.algorithm is Algorithm.FLAGGED and words and (dtype.itemsize in (2, 4) or not family.reduces):
-            return Shape(Algorithm.FLAGGED, self.programs, choice.tile_bytes // 4)
+            # A gathered tile has a row for each rank, rounded up: of many rows fewer programs fit on a multiprocessor.
+            programs = self.programs if family.reduces or n <= FEW_RANKS else max(self.programs // 2, 1)
+            return Shape(Algorithm.FLAGGED, programs, choice.tile_bytes // 4)
         tile_bytes = choice.tile_bytes if choice.algorithm is Algorithm.PUSHED else LEAST_PUSHED
         few = family.reduces or tile_bytes > TILE_BYTES // 2
         programs = max(self.programs // 2, 1) if few else self.programs

@@ -23,7 +23,7 @@ from peertile.runtime.launched import Launched
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
 from peertile.runtime.site import Site, call_site
-from peertile.runtime.stream import Stream
+from peertile.runtime.stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from peertile.runtime.device import Device
@@ -169,6 +169,7 @@ class DeviceOp(Generic[T]):
         """Run on `stream` and wait for the end; on an idle stream the calling thread does the work, of a chain of four
         or more operations the stream's own thread, while this one enqueues the rest."""
         outside_execution(self.name)
+        check_stream(f"{self.name}.sync_on", stream)
         self._spend()
         return self._run_to_end(stream)
 
@@ -203,6 +204,8 @@ class DeviceOp(Generic[T]):
         """Enqueue on `stream` (default: the device's policy says which) and return at once."""
         if execution.inside is not None:
             outside_execution(self.name)
+        if stream is not None and type(stream) is not Stream:
+            check_stream(f"{self.name}.submit", stream)
         if self._spent:
             self._spend()
         self._spent = True
@@ -228,6 +231,7 @@ class DeviceOp(Generic[T]):
         operation uses alive, and everything else away from it, until the stream has been waited for.
         """
         outside_execution(self.name)
+        check_stream(f"{self.name}.async_on", stream)
         self._spend()
         context = ExecutionContext(self.name, stream, on_caller=False)
         context.gives_up_leases = True

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from peertile.errors import DeviceFault, UsageError, WaitTimeout
+from peertile.errors import ArgumentError, DeviceFault, UsageError, WaitTimeout
 from peertile.runtime.checks import not_pickled
 from peertile.runtime.driver import EventHandle, Status, StreamHandle, Ticket
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peertile.runtime.lease import Claim
     from peertile.runtime.recording import Recording
 
-__all__ = ["Event", "Stream", "abandon", "leaked_submissions", "live_submissions"]
+__all__ = ["Event", "Stream", "abandon", "check_stream", "leaked_submissions", "live_submissions"]
 
 _ids = itertools.count(1)
 
@@ -203,6 +203,12 @@ def abandon(device: Device) -> None:
             stream.inflight.clear()
             _live.streams.discard(stream)
     _live.leaked[:] = [context for context in _live.leaked if context.device is not device]
+
+
+def check_stream(role: str, stream: object) -> None:
+    """ArgumentError for anything that is no stream."""
+    if not isinstance(stream, Stream):
+        raise ArgumentError(f"{role}: stream: expected a Stream, as Device.stream gives, got {stream!r}")
 
 
 class Event:

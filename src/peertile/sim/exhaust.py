@@ -2,8 +2,9 @@
 
 Two steps are dependent if their operations reach one word and one of them writes it; steps that are not may
 change places without anybody telling. After each run, for every two dependent steps that nothing else orders,
-the other order is put down as work. A wait and the write that lets it pass are never tried in the other order.
-Values (which replaced value a read returns, who is admitted) are all tried.
+the other order is put down as work: one of the tasks that a run in that order may begin with (source sets). A wait
+and the write that lets it pass are never tried in the other order. Values (which replaced value a read returns, who is
+admitted) are all tried.
 
 A loop that polls is a wait whose condition is learned: what a trip of one read makes of a number depends on nothing but
 that number and the values that the trip uses, so once it came to nothing (MM-74), a poll that would read the same
@@ -11,8 +12,9 @@ number with the same values is put off until the word has another one, and a run
 in vain is one of those in which it comes later.
 
 What hosts and streams do is told by `Host.next_call` and `Operation.reach`: that a collective call was arrived at,
-or a launch begun, tells nobody. Two steps that happen in one order only, by the clocks of the machine (a barrier of
-hosts, a launch behind a copy), are not tried in the other one.
+or a launch begun, tells nobody; that work of a rank is over tells a host that asks for it. Two steps that happen in
+one order only, by the clocks of the machine (a barrier of hosts, a launch behind a copy), are not tried in the other
+one.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ class Machine:
         self._timers: list[tuple[int, int]] = []
         self._due: dict[int, Callable[[], None]] = {}
         self._timer_count = 0
-        self._asked = 0
+        self.asks = 0
+        """How often hosts have asked in a row, while all that were ready did nothing else."""
 
     # ---------------------------------------------------------------- entries and tasks
 
@@ -294,12 +295,12 @@ class Machine:
         """A host has asked whether something has happened. Where all that are ready do nothing else, again and again,
         they wait for time to pass: it does, faster and faster, and timers act as they come due."""
         if not all(getattr(task, "next_call", None) is Call.ASKS for task in self.ready):
-            self._asked = 0
+            self.asks = 0
             return
-        self._asked += 1
-        if self._asked <= FREE_ASKS * len(self.ready):
+        self.asks += 1
+        if self.asks <= FREE_ASKS * len(self.ready):
             return
-        self.now_ns += 1000 << min(self._asked // FREE_ASKS, 40)
+        self.now_ns += 1000 << min(self.asks // FREE_ASKS, 40)
         while self._timers and self._timers[0][0] <= self.now_ns:
             action = self._due.pop(heapq.heappop(self._timers)[1], None)
             if action is not None:

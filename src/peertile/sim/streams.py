@@ -83,6 +83,7 @@ class Stream(Agent):
 
     def enqueue(self, operation: Operation, clock: Clock | None = None) -> None:
         operation.clock = {} if clock is None else dict(clock)
+        self.machine.asks = 0  # whoever gives work does not wait for time to pass
         self.queue.append(operation)
         if self.busy is None:
             self.machine.wake(self)

@@ -76,8 +76,8 @@ class Word:
     """One element that ordered accesses reach, with its writes in modification order; the first is what it held."""
 
     __slots__ = (
-        "box", "dtype", "floors", "future", "history", "home", "index", "log", "mask", "name", "offset", "passed",
-        "rank", "scopes", "start", "waiters", "writes",
+        "box", "dtype", "floors", "future", "has_relaxed", "history", "home", "index", "log", "mask", "name", "offset",
+        "passed", "rank", "scopes", "start", "waiters", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, offset: int, dtype: DType, box: Box, start: Any) -> None:
@@ -92,6 +92,8 @@ class Word:
         self.writes: list[Write] = [Write(start, None, None, None, None, None)]
         self.floors: dict[int, list[tuple[int, int]]] = {}
         self.history = History.NONE
+        self.has_relaxed = False
+        """Whether a store to it released nothing by itself."""
         self.log = Adds()
         self.scopes: set[tuple[Scope | None, int]] = set()
         """Scopes of the adds, each with the rank it is about."""
@@ -128,6 +130,7 @@ class Word:
         self.writes = [Write(value, None, None, None, None, None)]
         self.floors = {}
         self.history = History.NONE
+        self.has_relaxed = False
         self.log = Adds()
         self.scopes = set()
 
@@ -156,6 +159,7 @@ class Word:
             self.history = History.ADDS
         elif goes_up and not any(made.adds for _, made in loose):
             self.history = History.CHAIN
+            self.has_relaxed = True
         else:
             self.history = History.OTHER
 
@@ -186,6 +190,7 @@ class Word:
         write = Write(value, agent, site, None, None, None)
         write.own, write.scope = self._release(agent, site)
         write.released = write.own
+        self.has_relaxed = self.has_relaxed or not site.order.releases
         self.writes.append(write)
 
     def update(self, value: Any, agent: Agent, site: Site, adds: bool) -> None:
@@ -285,6 +290,9 @@ class Word:
                 dtype = self.dtype if not site.signed else SIGNED[self.dtype]
                 while k > 0 and satisfies(cmp, site.seen(writes[k - 1].value), expected, dtype):
                     k -= 1
+                if self.has_relaxed and 0 < k < last:
+                    # It may have read any of them: the one that says least.
+                    k = min(range(k, last + 1), key=lambda at: sum((writes[at].released or {}).values()))
             elif self.history is History.ADDS and cmp is not Cmp.EQ:
                 self._take_necessary(cmp, expected, agent, site)
                 self.note(agent, last)

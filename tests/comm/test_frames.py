@@ -1,0 +1,82 @@
+"""Messages with file descriptors, also where a process can open no more of them."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from peertile.comm.frames import LOST, NO_ROOM, Reader, close_all, frame, send_some
+
+PROGRAM = """
+import os, resource, sys
+import peertile as pt
+
+group = pt.init()
+kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # numbers below the bound that have nothing to do with us
+group.barrier("before")
+if group.rank in {short!r}:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + {more}, 4096))
+try:
+    with pt.SymmetricHeap(group, 1 << 16) as heap:
+        heap.zeros((4,), pt.f32)
+    sys.stderr.write("no error")
+except (pt.AllocationError, pt.PeerFailed) as error:
+    print(f"{{group.rank}} {{type(error).__name__}}: {{error}}\\n", end="", flush=True)
+    raise
+"""
+
+
+@contextmanager
+def room_for(count):
+    """This process can open so many more descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free, number = [], 0
+    while len(free) < count + 1:
+        if not os.path.exists(f"/proc/self/fd/{number}"):
+            free.append(number)
+        number += 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("room", [0, 1])
+def test_lost_descriptors_are_told_and_those_of_other_messages_are_not_taken_for_them(room):
+    a, b = socket.socketpair()
+    with a, b, open(os.devnull, "rb") as null, open(__file__, "rb") as here:
+        reader, messages = Reader(b), []
+        send_some(a, frame("none"))
+        send_some(a, frame("two", (1, 2)), (null.fileno(), null.fileno()))
+        send_some(a, frame("one", (1,)), (here.fileno(),))
+        with room_for(room):
+            while len(messages) < 2:
+                messages += reader.read()
+        while len(messages) < 3:
+            messages += reader.read()
+        assert messages[:2] == [("none", ()), ("two", (LOST, LOST))]
+        text, (fd,) = messages[2]
+        assert (text, os.path.sameopenfile(fd, here.fileno())) == ("one", True)
+        close_all((LOST, fd))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("short", "more"), [((1,), 1), ((1,), 2), ((0,), 2), ((0,), 4), ((0, 1, 2), 3)])
+@pytest.mark.feature("D2", "cpu")
+def test_ranks_that_can_open_no_more_files_say_so(short, more, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(short=short, more=more))
+    command = [sys.executable, "-m", "peertile", "run", str(path), "--ranks", "3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = sorted(ended.stdout.splitlines())
+    assert [line.partition(" ")[0] for line in said] == ["0", "1", "2"], ended.stderr
+    assert all(NO_ROOM in line or "Too many open files" in line for line in said), said
