@@ -647,15 +647,6 @@ def test_a_step_is_not_0():
     refuses(kernel, "T.range: step: expected an integer other than 0, got 0", "T.range(0, n, 0)")
 
 
-def test_whether_a_loop_is_divided_is_known_at_compile_time():
-    def kernel(z, n):
-        for _ in T.range(n, divided=n):
-            pass
-
-    message = "T.range: divided: expected True or False known at compile time, got i64"
-    refuses(kernel, message, "T.range(n, divided=n)")
-
-
 @pytest.mark.feature("K7", "cpu")
 @pytest.mark.parametrize("bounds", [(7, -1), (7, 0), (0, 7), (3, 3), (-(2**63) + 5, -(2**63)), (2**63 - 1, 2**63 - 9)])
 @pytest.mark.parametrize("step", [-1, -2, -3])

@@ -83,7 +83,7 @@ CASES: dict[str, str] = {
     "suspend": "suspend()\nsuspend(continues=true)",
     "check": 'check(%c, %i, %one, kind=CheckKind.bounds, message="too\\nfar")',
     "print": 'print(%t, %i, prefix="t")',
-    "for": "%r = for(%one, %i, %one, %t, stages=3, divided=true) : f32[4] (%k: i64, %a: f32[4]) {\n  continue(%a)\n}",
+    "for": "%r = for(%one, %i, %one, %t, stages=3) : f32[4] (%k: i64, %a: f32[4]) {\n  continue(%a)\n}",
     "loop": "%r = loop(%i) : f32 (%k: i64) {\n  break(%f)\n}",
     "if": "%r, %r1 = if(%c) : i64, f32 {\n  yield(%i, %f)\n} else {\n  return()\n}",
     "yield": "if(%c) {\n  yield()\n} else {\n  yield()\n}",

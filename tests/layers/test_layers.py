@@ -8,7 +8,7 @@ import pytest
 from layer_values import DTYPES, cases, close, made, poisoned
 
 import peertile as pt
-from peertile.library import layer_kernels
+from peertile.library import layer_kernels, layers
 from peertile.library.layers import (
     Activation,
     WeightLayout,
@@ -82,6 +82,18 @@ def test_one_row_is_multiplied_as_many_are(rng, shape, dtype, layout):
         out.partition((1, 16)), x, turned, bias, more, BK=64, STAGES=2, ACTIVATION="silu", BIASED=True, ADDED=True
     ).sync()
     close(out, want, dtype, factor=2)
+
+
+def test_a_gpu_gets_tiles_that_keep_it_busy():
+    shapes = [(4096, 1536), (256, 1152), (256, 384), (16, 1152), (16, 384), (2, 1)]
+    assert [layers._f32_way(*shape) for shape in shapes] == [
+        ((64, 128), 16), ((64, 64), 32), ((16, 64), 32), ((16, 32), 64), ((16, 16), 64), ((16, 16), 64),
+    ]  # fmt: skip
+    assert [layers._row_way(n, 4, False) for n in (1, 896, 9728, 151936)] == [
+        ((1, 8), 512, 3), ((1, 8), 512, 3), ((1, 32), 128, 1), ((1, 32), 128, 1),
+    ]  # fmt: skip
+    assert [layers._row_way(n, 2, False) for n in (896, 16384)] == [((1, 8), 1024, 3), ((1, 64), 128, 3)]
+    assert layers._row_way(16384, 4, True) == ((1, 8), 512, 3)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (4, 0, 7), (4, 5, 0), (1, 0, 7)], ids=str)

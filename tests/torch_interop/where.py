@@ -8,4 +8,6 @@ import peertile as pt
 def place():
     """The device of the calling thread, as torch names it."""
     device = pt.current_device()
-    return torch.device("cuda", device.driver.ordinal) if device.driver.kind is pt.DriverKind.CUDA else torch.device("cpu")
+    return (
+        torch.device("cuda", device.driver.ordinal) if device.driver.kind is pt.DriverKind.CUDA else torch.device("cpu")
+    )

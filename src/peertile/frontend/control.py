@@ -130,7 +130,6 @@ def counted_loop(
     kind: RegionKind = RegionKind.LOOP,
     box: str = "",
     stages: int = 1,
-    divided: bool = False,
 ) -> Flow:
     """`for`: `body(iv)` compiles one trip. `assigned` are the names it may bind; `targets` maps the names of
     the loop's own variables to the message for reading one behind the loop."""
@@ -150,8 +149,7 @@ def counted_loop(
         raise AssertionError("the search for the types of a loop did not end")
     b.env = dict(before)
     initial = carried.initial(b)
-    types = [v.type for v in initial]
-    op = b.builder.emit(ops.For, (*bounds, *initial), types, [block], stages=stages, divided=divided)
+    op = b.builder.emit(ops.For, (*bounds, *initial), [v.type for v in initial], [block], stages=stages)
     env = carried.bind(before, op.results)
     for name in own:
         if name not in env and not name.startswith("<"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.dtypes import b1
 from peertile.frontend.control import truth
-from peertile.frontend.convert import constant, flag_arg, int_arg, tile_arg, unify
+from peertile.frontend.convert import constant, int_arg, tile_arg, unify
 from peertile.frontend.groups import group_object, num_ranks_of, rank_of
 from peertile.frontend.registry import implements
 from peertile.frontend.scope import Build
@@ -82,9 +82,7 @@ def _is_positive(value: Value) -> bool:
 
 
 @implements(T.range)
-def _range(
-    b: Build, lo: Abstract, hi: Abstract, step: Abstract, stages: Abstract, divided: Abstract
-) -> Abstract:  # fmt: skip
+def _range(b: Build, lo: Abstract, hi: Abstract, step: Abstract, stages: Abstract) -> Abstract:
     role = "T.range"
     if hi == NONE:
         lo, hi = Known(0), lo
@@ -113,7 +111,7 @@ def _range(
         )
     if is_down:
         low, high = (b.builder.value(ops.UnaryOp, (v,), v.type, fn=Unary.NOT) for v in (low, high))
-    return RangeIterator(low, high, by, n_stages, is_down, flag_arg(b, divided, f"{role}: divided"))
+    return RangeIterator(low, high, by, n_stages, is_down)
 
 
 def static_range(b: Build, role: str, args: list[Abstract]) -> StaticIterator:

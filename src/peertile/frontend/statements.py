@@ -345,7 +345,6 @@ def _counted(
     body: Callable[[Value], Flow],
     *,
     stages: int = 1,
-    divided: bool = False,
     message: str = _ENDED_LOOP,
     kind: RegionKind = RegionKind.LOOP,
     box: str = "",
@@ -359,7 +358,6 @@ def _counted(
         kind=kind,
         box=box,
         stages=stages,
-        divided=divided,
     )
     return _after_loop(b, flow)
 
@@ -372,7 +370,7 @@ def _over_range(b: Build, node: ast.For, it: RangeIterator) -> Flow:
         _bind(b, node.target, Tile(iv))
         return _trip(b, node.body)
 
-    return _counted(b, node, (it.lo, it.hi, it.step), body, stages=it.stages, divided=it.divided)
+    return _counted(b, node, (it.lo, it.hi, it.step), body, stages=it.stages)
 
 
 def _zero_one(b: Build) -> tuple[Value, Value]:

@@ -347,7 +347,6 @@ class RangeIterator(Abstract):
     step: Value
     stages: int
     is_down: bool = False
-    divided: bool = False
 
 
 @dataclass(frozen=True)

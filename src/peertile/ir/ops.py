@@ -1316,7 +1316,7 @@ class For(Op):
     NAME = "for"
     OPERANDS = (3, None)
     RESULTS = (0, None)
-    ATTRS = {"stages": 1, "divided": False}
+    ATTRS = {"stages": 1}
     N_BLOCKS = 1
 
     def verify(self) -> None:
@@ -2041,6 +2041,5 @@ ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
     "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
     "masked": (bool,), "ordered": (bool,), "continues": (bool,), "all_programs": (bool,),
-    "divided": (bool,),
 }  # fmt: skip
 """What an attribute of each name may be; the verifier checks it before the op's own rule."""

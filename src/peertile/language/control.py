@@ -26,14 +26,12 @@ __all__ = [
 
 
 @word
-def range(lo: Any, hi: Any = None, step: Any = None, *, stages: int = 1, divided: bool = False) -> Iterator[Tile]:
+def range(lo: Any, hi: Any = None, step: Any = None, *, stages: int = 1) -> Iterator[Tile]:
     """lo, lo + step, … below hi, at run time; one argument is `hi`, with lo = 0.
 
     A negative step, known when compiling, counts down to above hi. A run-time step is positive, which is checked.
 
-    `stages` > 1 asks for that many trips of loads in flight. `divided` lets a GPU divide a loop that multiplies among
-    groups of warps, one of which loads while the others compute, where it can: on sm_90, in the last loop of a kernel,
-    whose tiles have 128 rows and which checks nothing.
+    `stages` > 1 asks for that many trips of loads in flight.
 
     Example::
 

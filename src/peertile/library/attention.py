@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import log, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -121,15 +121,6 @@ def _grouped(t: Tensor, groups: int, shared: int) -> Tensor:
 def _attend(
     y: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: float, *, is_causal: bool
 ) -> DeviceOp[Any]:
-    cut = DIVIDED
-    if cut is not None and lengths is None and scale >= 0 and _is_dividable(cut, y, q, k, v, is_causal=is_causal):
-        # Without gaps batches and heads are one axis, and so are they and the queries.
-        o, keys3, values3 = (t.reshape(t.shape[0] * t.shape[1], *t.shape[2:]) for t in (y, k, v))
-        part = o.permute(1, 0, 2).partition((cut.rows, 1, None))
-        return attention_kernels.attend_flat(
-            part.persistent() if cut.in_turn else part, q.reshape(q.size // q.shape[3], q.shape[3]), keys3, values3,
-            scale * LOG2_E, BK=cut.keys, CAUSAL=is_causal, STAGES=cut.stages,
-        )  # fmt: skip
     rows, keys = 64, 128
     if q.device.driver.kind is DriverKind.CUDA:
         rows, keys = (64, 64) if q.dtype.itemsize == 2 else (32, 32)  # f32 is multiplied without tensor cores
@@ -142,27 +133,6 @@ def _attend(
         abs(scale) * LOG2_E, BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
         STAGES=3 if rows == 128 else 2,
     )  # fmt: skip
-
-
-class Cut(NamedTuple):
-    """Queries of a program, keys of a block, buffers of the loop over them, and whether programs take several tiles."""
-
-    rows: int
-    keys: int
-    stages: int
-    in_turn: bool
-
-
-DIVIDED: Cut | None = None
-"""Where groups of warps share the loop over keys: the fastest of those tried on an H200."""
-
-
-def _is_dividable(cut: Cut, y: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> bool:
-    """Whether groups of warps can share the loop over keys: on sm_90, on tensor cores, whole tiles, no gaps."""
-    queries, dim = q.shape[2:]
-    if q.device.target != "sm_90" or q.dtype.itemsize != 2 or dim != 128 or not queries or queries % cut.rows:
-        return False
-    return (is_causal or k.shape[2] % cut.keys == 0) and all(t.is_contiguous for t in (y, q, k, v))
 
 
 def _with_heads(t: Tensor) -> Tensor:

@@ -106,8 +106,8 @@ def attend_flat(
     """As attend without lengths, where batches and heads are one axis: o [queries, heads, D], q [heads · queries, D], k
     and v [groups, keys, D]; queries are a multiple of BQ and, without CAUSAL, keys of BK.
 
-    One loop over keys without checks, which a GPU can divide among groups of warps: while one of them forms weights,
-    another multiplies. So every block is compared with CAUSAL, in 32 bits, and the first axis of queries and outputs
+    One loop over keys without checks, which a GPU can divide among groups of warps (`CudaOptions.specialize`): while
+    one of them forms weights, another multiplies. So every block is compared with CAUSAL, in 32 bits, and the first axis of queries and outputs
     is the one of rows, which is what Triton divides.
     """
     BQ, D = o.tile_shape[0], o.tile_shape[2]
@@ -126,7 +126,7 @@ def attend_flat(
         best = T.full((BQ, 1), float("-inf"), T.f32)
         norm = T.zeros((BQ, 1), T.f32)
         acc = T.zeros((BQ, D), T.f32)
-        for j in T.range(T.minimum(T.cdiv(last, BK), k.num_tiles((1, BK, D))[1]), stages=STAGES, divided=True):
+        for j in T.range(T.minimum(T.cdiv(last, BK), k.num_tiles((1, BK, D))[1]), stages=STAGES):
             key = T.reshape(k.load((group, j, 0), (1, BK, D)), (BK, D))
             value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
             score = T.mma(query, T.transpose(key))

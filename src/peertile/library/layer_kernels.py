@@ -107,26 +107,12 @@ def layer_norm(
 @kernel
 def rms_norm(
     z: T.Exclusive, x: T.Shared, residual: T.Shared, gain: T.Shared, epsilon: T.f32, ADDED: T.Const[bool],
-    PARTS: T.Const[int] = 1,
 ) -> None:  # fmt: skip
-    """z = u / √(mean u² + ε) · gain of each row of u = x + residual. With several PARTS a row is read in parts, and then
-    as a whole, from a cache: nothing of it is held while its parts meet."""
-    if PARTS > 1:
-        m, _ = z.index
-        part = (z.tile_shape[0], z.tile_shape[1] // PARTS)
-        squares = T.zeros(part, T.f32)
-        for j in T.static_range(PARTS):
-            some = x.load((m, j), part).astype(T.f32)
-            if ADDED:
-                some = some + residual.load((m, j), part).astype(T.f32)
-            squares = squares + some * some
-        total = T.sum(squares, axis=1, keepdims=True)
+    """z = u / √(mean u² + ε) · gain of each row of u = x + residual."""
     row = x.load_like(z).astype(T.f32)
     if ADDED:
         row = row + residual.load_like(z).astype(T.f32)
-    if PARTS == 1:
-        total = T.sum(row * row, axis=1, keepdims=True)
-    mean = total / z.shape[1].astype(T.f32)
+    mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
     out = row * T.rsqrt(mean + epsilon) * gain.load((0,), (z.tile_shape[1],)).astype(T.f32)
     z.store(out.astype(z.dtype))
 

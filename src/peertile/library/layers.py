@@ -40,8 +40,6 @@ FLOATS = (f32, f16, bf16)
 INDICES = (i32, i64)
 ROW_ELEMENTS = 4096
 """Elements of a tile of rows: a GPU program keeps them in registers, a core in its first cache."""
-READ_TWICE: dict[str, tuple[int, ...]] = {}
-"""Widths of rows that a GPU normalises faster by reading them twice, the second time from a cache, by type."""
 WIDEST_ROW = 1 << 17
 """Elements of the widest row that one program owns."""
 
@@ -148,12 +146,24 @@ ROW_TILE_BYTES = 16384
 ROW_PROGRAMS = 256
 
 
-def _row_way(columns: int, element_bytes: int, is_by_columns: bool) -> tuple[tuple[int, int], int]:
-    """Tile and inner extent for one row on a GPU: programs for every multiprocessor, each of which reads whole sectors
-    of the weight, 32 bytes."""
-    least = 4 if is_by_columns else 32 // element_bytes
-    wide = max(least, min(64, power_of_two(columns // ROW_PROGRAMS + 1) // 2))
-    return (1, wide), ROW_TILE_BYTES // element_bytes // wide
+def _row_way(columns: int, element_bytes: int, is_by_columns: bool) -> tuple[tuple[int, int], int, int]:
+    """Tile, inner extent and stages for one row on a GPU, by what was fastest or nearly so for K and N of 896 to 16384
+    on an H200: programs for every multiprocessor, few columns each, and what they read next on its way."""
+    most = 8 if is_by_columns else 128 // element_bytes
+    wide = max(8, min(most, power_of_two(columns // ROW_PROGRAMS + 1) // 2))
+    return (1, wide), ROW_TILE_BYTES // element_bytes // wide, 3 if wide < 32 or element_bytes < 4 else 1
+
+
+FEW_TILES = (((64, 128), 16, 64), ((64, 64), 32, 64), ((16, 64), 32, 64), ((16, 32), 64, 32), ((16, 16), 64, 0))
+"""Tiles for f32 on a GPU, the inner extent of each, and how many of them make it worth while."""
+
+
+def _f32_way(rows: int, columns: int) -> tuple[tuple[int, int], int]:
+    """Tile and inner extent for f32 on a GPU: the largest that keeps its multiprocessors busy. What this gives was the
+    fastest of them, on an H200, for 16 and 256 rows with K and N of 384 to 1536, and for 4096."""
+    return next(
+        (tile, depth) for tile, depth, least in FEW_TILES if -(-rows // tile[0]) * -(-columns // tile[1]) >= least
+    )
 
 
 def linear(
@@ -202,8 +212,11 @@ def linear(
     kernel = kernels.linear
     part: Any
     if device.driver.kind is DriverKind.CUDA and rows.shape[0] == 1:
-        tile, depth = _row_way(outputs, x.dtype.bits // 8, w.strides[0] == 1)
-        kernel, stages, part = kernels.linear_row, 2, flat.partition(tile)
+        tile, depth, stages = _row_way(outputs, x.dtype.bits // 8, w.strides[0] == 1)
+        kernel, part = kernels.linear_row, flat.partition(tile)
+    elif device.driver.kind is DriverKind.CUDA and x.dtype is f32:
+        (tile, depth), stages = _f32_way(rows.shape[0], outputs), 3
+        part = flat.partition(tile).persistent(swizzle=8)
     elif device.driver.kind is DriverKind.CUDA:
         way = choose_product(device.target or "gpu", x.dtype.name, rows.shape[0])
         tile, depth, stages = way.tile, way.inner, way.stages
@@ -296,9 +309,7 @@ def rms_norm(
     if not z.size:
         return value(z, device=x.device)
     part = _whole_rows("rms_norm", as_rows("rms_norm", "out", z))
-    width = x.shape[-1]
-    parts = 4 if x.device.driver.kind is DriverKind.CUDA and width in READ_TWICE.get(x.dtype.name, ()) else 1
-    op = kernels.rms_norm(part, rows, more, gain, epsilon, ADDED=residual is not None, PARTS=parts)
+    op = kernels.rms_norm(part, rows, more, gain, epsilon, ADDED=residual is not None)
     return op.map(lambda *_: z)
 
 

@@ -7,7 +7,7 @@ import peertile.language as T
 from peertile.backends.cuda.emit import emit_kernel
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
-from peertile.library import attention_kernels, layer_kernels
+from peertile.library import attention_kernels, gemm, layer_kernels
 from peertile.passes.pipeline import run_pipeline
 
 
@@ -68,6 +68,15 @@ def test_a_fold_that_keeps_its_axis_stays_where_it_is():
 def test_a_warp_folds_a_short_row_by_itself(rows, width, warps):
     x = pt.zeros((8, width), pt.f32)
     assert emitted(layer_kernels.softmax, x.partition((rows, None)), x).num_warps == warps
+
+
+@pytest.mark.parametrize(("in_turn", "described"), [(False, "ab"), (True, "abc")])
+def test_a_result_that_a_program_stores_once_is_not_worth_a_descriptor(in_turn, described):
+    a, b, c = (pt.zeros((256, 256), pt.bf16) for _ in range(3))
+    part = c.partition((128, 128))
+    chosen = (gemm.gemm_persistent, part.persistent()) if in_turn else (gemm.gemm, part)
+    text = emitted(*chosen, a, b, BK=64, STAGES=3).source
+    assert "".join(k for k in "abc" if f"{k}_tiles = tl.make_tensor_descriptor(" in text) == described
 
 
 @pytest.mark.parametrize(("width", "most"), [(4096, None), (16384, 128), (32768, None)])

@@ -6,7 +6,6 @@ import pytest
 from tests.backends.cuda.test_fused_products import lowered
 
 import peertile as pt
-import peertile.language as T
 from peertile.backends.cuda.compile import compile_kernel, lower_to_text
 from peertile.backends.cuda.target import CudaOptions
 from peertile.library import attention_kernels, gemm
@@ -26,14 +25,6 @@ def product():
     return lowered(gemm.gemm, c.partition((128, 256)), a, b, BK=64, STAGES=3)
 
 
-@pt.kernel
-def narrow(c: T.Exclusive, a: T.Shared, b: T.Shared):
-    acc = T.zeros(c.tile_shape, T.f32)
-    for k in T.range(a.num_tiles((64, 64))[1], stages=2, divided=True):
-        acc = T.mma(a.load((c.index[0], k), (64, 64)), b.load((k, c.index[1]), (64, 64)), acc)
-    c.store(acc.astype(c.dtype))
-
-
 def body(text):
     return text[text.rindex("@triton.jit") :]
 
@@ -46,29 +37,16 @@ def test_attention_in_one_loop_has_no_check_and_no_loop_around(causal):
     assert re.search(r"= v_\d+\[:, None, :\]", text)  # the groups do not know a reshape
 
 
-@pytest.mark.parametrize(
-    ("make", "arch", "options", "is_divided"),
-    [
-        (attention, "sm_90", CudaOptions(), True), (attention, "sm_100", CudaOptions(), False),
-        (attention, "sm_90", CudaOptions(num_warps=8), False), (attention, "sm_90", CudaOptions(specialize=False), False),
-        (product, "sm_90", CudaOptions(), False), (product, "sm_90", DIVIDED, True),
-    ],
-)  # fmt: skip
-def test_what_asks_for_it_is_divided_on_the_architecture_that_can(make, arch, options, is_divided):
-    text = body(lower_to_text(make(), arch, options=options))
-    assert ("warp_specialize=True" in text) == is_divided
-
-
-def test_a_loop_that_is_not_divided_is_beside_the_one_over_tiles():
-    text = body(lower_to_text(attention(), options=CudaOptions(specialize=False)))
-    assert len(re.findall(r"^ *(?:for|while) ", text, re.MULTILINE)) == 2
+def test_nothing_is_divided_unless_asked_for():
+    assert "warp_specialize" not in lower_to_text(attention())
+    assert len(re.findall(r"^ *(?:for|while) ", body(lower_to_text(attention())), re.MULTILINE)) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_needed")
 @pytest.mark.parametrize("make", [attention, product])
 def test_of_four_warps_become_twelve_where_triton_divides_a_loop(make):
-    whole = compile_kernel(make(), options=CudaOptions(num_warps=4, specialize=False))
+    whole = compile_kernel(make(), options=CudaOptions(num_warps=4))
     divided = compile_kernel(make(), options=DIVIDED)
     assert (whole.num_warps, divided.num_warps) == (4, 12)
     assert "ttg.warp_specialize(" in divided.text["ttgir"]
@@ -76,18 +54,9 @@ def test_of_four_warps_become_twelve_where_triton_divides_a_loop(make):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_needed")
-def test_a_loop_that_asks_for_it_is_divided_where_triton_can():
-    a, b, c = (pt.zeros((256, 256), pt.bf16) for _ in range(3))
-    few = lowered(narrow, c.partition((64, 64)), a, b)
-    assert compile_kernel(attention()).num_warps == 12
-    assert compile_kernel(few).num_warps == compile_kernel(few, options=CudaOptions(specialize=False)).num_warps == 4
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("triton_needed")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_each_group_waits_for_as_many_bytes_as_its_half_of_the_queries_has(stages):
-    text = compile_kernel(attention(stages=stages)).text["ttgir"]
+    text = compile_kernel(attention(stages=stages), options=DIVIDED).text["ttgir"]
     copies = re.findall(r"async_tma_copy_global_to_local %q_tiles\w*\[.*tensordesc<tensor<(\w+),", text)
     assert copies == ["64x128xbf16"] * 2  # what is divided is the first axis of a descriptor of two
     # What is loaded in the loop has as many barriers as buffers.

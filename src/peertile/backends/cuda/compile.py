@@ -10,7 +10,7 @@ from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.kept import compile_kept
 from peertile.backends.cuda.layout import LaunchLayout
-from peertile.backends.cuda.target import CudaOptions, capability, decided
+from peertile.backends.cuda.target import CudaOptions, capability
 from peertile.backends.cuda.triton_compile import Compiled, PassFailure, compile_source, disassemble
 from peertile.errors import CompileError
 from peertile.ir.core import Kernel
@@ -40,7 +40,11 @@ def compile_kernel(
     options = options or CudaOptions()
     limit = MAX_SHARED_BYTES[capability(arch)]
     compiling: _Compiling = compile_kept if keep else compile_source
-    emitted, compiled = _divided(kernel, arch, options, compiling) or _fitting(kernel, arch, options, compiling)
+    emitted, compiled = _compiled(kernel, arch, options, compiling)
+    # Stages are a hint: fewer of them where the tiles leave no room for more.
+    while compiled.shared_bytes > limit and options.num_stages is None and emitted.num_stages > 1:
+        emitted = emit_kernel(kernel, arch, replace(options, num_stages=emitted.num_stages - 1))
+        compiled = compiling(emitted, arch, options)
     if compiled.shared_bytes > limit:
         raise CompileError(
             f"shared memory: the tiles of kernel {kernel.name} need {compiled.shared_bytes} bytes with "
@@ -62,31 +66,6 @@ def compile_kernel(
         tells=emitted.waits,
         layout=_layout(emitted, compiled.scratch_bytes, compiled.scratch_align),
     )
-
-
-def _divided(
-    kernel: Kernel, arch: str, options: CudaOptions, compiling: _Compiling
-) -> tuple[Emitted, Compiled] | None:  # fmt: skip
-    """With the loop divided that asks for it; None where none does, or Triton did not divide it."""
-    chosen = decided(kernel, arch, options)
-    if options.specialize is not None or not chosen.specialize:
-        return None
-    with contextlib.suppress(PassFailure):
-        emitted, compiled = _fitting(kernel, arch, chosen, compiling)
-        if compiled.num_warps > emitted.num_warps and compiled.shared_bytes <= MAX_SHARED_BYTES[capability(arch)]:
-            return emitted, compiled
-    return None
-
-
-def _fitting(kernel: Kernel, arch: str, options: CudaOptions, compiling: _Compiling) -> tuple[Emitted, Compiled]:
-    """Stages are a hint: fewer of them where the tiles leave no room for more."""
-    options = options if options.specialize else replace(options, specialize=False)
-    emitted, compiled = _compiled(kernel, arch, options, compiling)
-    limit = MAX_SHARED_BYTES[capability(arch)]
-    while compiled.shared_bytes > limit and options.num_stages is None and emitted.num_stages > 1:
-        emitted = emit_kernel(kernel, arch, replace(options, num_stages=emitted.num_stages - 1))
-        compiled = compiling(emitted, arch, options)
-    return emitted, compiled
 
 
 _Compiling = Callable[[Emitted, str, CudaOptions], Compiled]

@@ -27,7 +27,7 @@ from peertile.backends.cuda.control import emit_body
 from peertile.backends.cuda.library import closure
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, SIGNATURE, UNSIGNED, power_of_two_part
 from peertile.backends.cuda.state import Emitter, Narrow, Record, Root, Symmetric, View
-from peertile.backends.cuda.target import CudaOptions, capability, check_dtype, decided, most_registers, tuned
+from peertile.backends.cuda.target import CudaOptions, capability, check_dtype, most_registers, tuned
 from peertile.dtypes import DType
 from peertile.errors import InternalError
 from peertile.ir import ops
@@ -91,7 +91,8 @@ class Emitted:
 
 def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None = None) -> Emitted:
     """The Triton source of an expanded, verified kernel. CompileError, with the user's line, for what `arch` lacks."""
-    options = decided(kernel, arch, options or CudaOptions())
+    options = options or CudaOptions()
+    capability(arch)
     warps, stages = tuned(kernel, options)
     e = Emitter(kernel, arch, options, warps, stages)
     e.narrow_floats = _check_types(kernel, arch)

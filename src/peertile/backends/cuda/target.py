@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from peertile.dtypes import DType
@@ -15,7 +15,7 @@ from peertile.memory_model import Rmw
 from peertile.source import Loc
 
 __all__ = [
-    "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "decided", "emulated_rmw", "has_one_trip",
+    "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "has_one_trip",
     "most_registers", "tuned",
 ]  # fmt: skip
 
@@ -36,8 +36,8 @@ class CudaOptions:
     `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
     touches memory, which hides what a launch costs (sm_90 and newer). `specialize` divides a loop that multiplies among
     groups of warps, of which one loads while two compute: for the four that are asked for, twelve are launched. The
-    loop has to be the last one, and free of checks; Triton does it on sm_90. None: loops that ask for it (`T.range`),
-    where Triton can.
+    loop has to be the last one, and free of checks; Triton does it on sm_90. For measurements:
+    Triton 3.6 gave wrong results for one such product of eight.
     """
 
     num_warps: int | None = None
@@ -48,7 +48,7 @@ class CudaOptions:
     f32_mma: str = "ieee"
     line_info: bool = True
     overlap: bool = True
-    specialize: bool | None = None
+    specialize: bool = False
 
     def __post_init__(self) -> None:
         if self.num_warps is not None and self.num_warps not in (1, 2, 4, 8, 16, 32):
@@ -65,16 +65,6 @@ def capability(arch: str) -> int:
     if match is None or f"sm_{match[1]}" not in ARCHES:
         raise ArgumentError(f"arch: expected one of {', '.join(ARCHES)}, got {arch!r}")
     return int(match[1])
-
-
-def decided(kernel: Kernel, arch: str, options: CudaOptions) -> CudaOptions:
-    """The options with `specialize` as the kernel's loops ask for it: groups are of four warps."""
-    if options.specialize is not None:
-        return options
-    asked = any(isinstance(op, ops.For) and op.attrs["divided"] for op in walk(kernel.body))
-    if asked and capability(arch) == 90 and options.num_warps in (None, 4):
-        return replace(options, specialize=True, num_warps=4)
-    return replace(options, specialize=False)
 
 
 def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
