@@ -72,14 +72,14 @@ def record(device: str, files: Sequence[Path], facts: dict[str, Any]) -> dict[st
 
 def recorded(folder: Path = RECORDS) -> dict[str, tuple[str, set[tuple[str, str]]]]:
     """By device, the newest record of its suite, and the tests that passed in it as (file, test)."""
+    found = []
+    for path in folder.glob("*.json"):
+        if '"suite"' in (text := path.read_text()) and (made := json.loads(text)).get("suite") is not None:
+            found.append((made.get("date", path.name), path.name, made["suite"]))
     newest: dict[str, tuple[str, set[tuple[str, str]]]] = {}
-    for path in sorted(folder.glob("*.json")):  # names begin with the date
-        if '"suite"' not in (text := path.read_text()):
-            continue
-        suite = json.loads(text).get("suite")
-        if suite is not None:
-            tests = {(file, test) for file, names in suite["passed"].items() for test in names}
-            newest[suite["device"]] = (path.name, tests)
+    for _, name, suite in sorted(found, key=lambda record: record[:2]):
+        tests = {(file, test) for file, names in suite["passed"].items() for test in names}
+        newest[suite["device"]] = (name, tests)
     return newest
 
 

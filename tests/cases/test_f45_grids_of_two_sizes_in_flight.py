@@ -29,7 +29,8 @@ def workers(word: T.Peer, count: T.i64):
 
 @pytest.mark.parametrize("workers_first", [True, False])
 def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
-    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+    group = pt.init()
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
         word = heap.zeros((300,), pt.i32)
         word.copy_from(np.ones(300, np.int32))
         workers.grid(7)(word, 256).sync()  # once each, as a GPU loads no code while one waits for the other
@@ -38,6 +39,10 @@ def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
         a, b = device().stream(), device().stream()
         launches = [(workers.grid(7)(word, 256), a), (schedulers.grid(256)(word), b)]
         futures = [op.submit(s) for op, s in (launches if workers_first else reversed(launches))]
-        for future in futures:
-            future.wait(30)
+        try:
+            for future in futures:
+                future.wait(30)
+        except pt.errors.PeertileError:  # a failure is this test's own, not of all that use the group behind it
+            group.recover(timeout_s=20)
+            raise
         assert sum(values(word.local)) == 257

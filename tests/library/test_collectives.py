@@ -121,6 +121,7 @@ def test_every_type_is_moved(name):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.parametrize(("n", "shares"), [(3, [5000, 1, 0]), (1, [9]), (2, [0, 0])])
 def test_uneven_shares(n, shares):
@@ -128,6 +129,7 @@ def test_uneven_shares(n, shares):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus(3)
 @pytest.mark.parametrize("name", ["bf16", "f8e4m3"])
 def test_uneven_shares_of_other_types(name):
     if name == "f8e4m3":

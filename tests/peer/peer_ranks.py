@@ -130,7 +130,7 @@ def gathers_over(group, path):
         ready = heap.signal(slots=4)
         x.copy_from(vector(group.rank, 100, np.int32))
         group.barrier("filled")
-        gather.grid(1)(out, x, ready, B=100).sync()
+        gather.grid(1)(out, x, ready, B=128).sync()
         np.testing.assert_array_equal(out.numpy(), np.stack([vector(r, 100, np.int32) for r in range(group.size)]))
         group.barrier("read")
         return heap._memory.path.value

@@ -77,6 +77,7 @@ WORDS = {
 
 
 @pytest.mark.native_only
+@pytest.mark.gpus(2)
 @pytest.mark.sentence("MB-5")
 @pytest.mark.feature("P9", "cpu")
 @pytest.mark.parametrize("how", WORDS)

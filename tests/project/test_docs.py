@@ -17,7 +17,11 @@ PROGRAMS = [
     pytest.param(
         program,
         id=f"{path.relative_to(ROOT)}:{program.name}",
-        marks=[pytest.mark.slow, pytest.mark.gpus(program.ranks or 1)],
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.gpus(program.ranks or 1),
+            *([pytest.mark.cpu_only] if "ctypes.data" in program.code else []),  # memory of the host, on the host
+        ],
     )
     for path in PAGES
     for program in blocks.programs(path)

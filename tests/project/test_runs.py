@@ -87,6 +87,10 @@ def test_the_newest_record_of_a_device_counts(tmp_path) -> None:
         written(tmp_path, f"2026-11-{day}-suite.json", json.dumps({"schema": 1, "suite": suite}))
     written(tmp_path, "2026-11-30-zzz.json", '{"schema": 1, "figures": [{"name": "suite"}]}')
     assert runs.recorded(tmp_path) == {"cuda": ("2026-11-30-suite.json", {(HERE, "test_new")})}
+    for name, hour, test in (("a", "09", "test_newer"), ("b", "08", "test_older")):
+        made = {"date": f"2026-11-30T{hour}:00:00+00:00", "suite": {"device": "sim", "passed": {HERE: [test]}}}
+        written(tmp_path, f"2026-11-30-{name}.json", json.dumps(made))
+    assert runs.recorded(tmp_path)["sim"] == ("2026-11-30-a.json", {(HERE, "test_newer")})
 
 
 def test_what_passed_elsewhere_unchanged_is_claimed_there(monkeypatch) -> None:

@@ -23,14 +23,14 @@ def hold(request):
     @contextmanager
     def holding(*streams):
         words = [pt.zeros(1, pt.u32) for _ in streams]
-        held = [pt.op.wait_eq(w, 1, timeout_s=20).submit(s) for w, s in zip(words, streams, strict=True)]
+        held = [pt.op.wait_eq(w, 1, timeout_s=60).submit(s) for w, s in zip(words, streams, strict=True)]
         try:
             yield
         finally:
             for word in words:
                 pt.op.set_signal(word, 1).sync_on(release)
             for future in held:
-                future.wait(20)
+                future.wait(60)
 
     return holding
 

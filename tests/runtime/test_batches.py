@@ -107,7 +107,9 @@ def test_a_fault_among_many_is_told_by_the_launch_that_failed(at):
     with pytest.raises(KernelAssert) as caught:
         pt.zip(*ops).submit().wait()
     assert "below the limit" in str(caught.value)
-    assert ok.numpy().tolist() == [at] * N
+    (ran,) = set(ok.numpy().tolist())
+    # What a GPU was given before the fault was known may have run, and counts as not run all the same.
+    assert at <= ran <= (at if pt.current_device().capabilities.host_addressable else 11)
 
 
 @pytest.mark.feature("H11", "cpu")

@@ -288,7 +288,8 @@ def test_the_fault_names_the_op_that_failed_among_many_of_one_submission(hold):
     with pytest.raises(DeviceFault) as caught:
         after.wait()
     assert str(caught.value) == "fill did not run because pick failed in fill"
-    assert values(x) == [1] * 8
+    # What a GPU was given before the fault was known may have run, and counts as not run all the same.
+    assert values(x) in ([[1] * 8] if stream.device.capabilities.host_addressable else [[1] * 8, [5] * 8])
 
 
 @pytest.mark.feature("H9", "cpu")

@@ -46,8 +46,9 @@ HERE = __file__
 
 
 def load_kernels():
-    x = pt.ones(4, pt.f32)
-    add(pt.zeros(4, pt.f32).partition(4), x, x).sync()
+    for n in (4, 8):
+        x = pt.ones(n, pt.f32)
+        add(pt.zeros(n, pt.f32).partition(n), x, x).sync()
     with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
         announce.grid(4)(heap.signal(slots=4), heap.zeros((4,), pt.i32)).sync()
 

@@ -107,8 +107,8 @@ def attend_flat(
     and v [groups, keys, D]; queries are a multiple of BQ and, without CAUSAL, keys of BK.
 
     One loop over keys without checks, which a GPU can divide among groups of warps (`CudaOptions.specialize`): while
-    one of them forms weights, another multiplies. So every block is compared with CAUSAL, in 32 bits, and the first axis of queries and outputs
-    is the one of rows, which is what Triton divides.
+    one of them forms weights, another multiplies. So every block is compared with CAUSAL, in 32 bits, and the first
+    axis of queries and outputs is the one of rows, which is what Triton divides.
     """
     BQ, D = o.tile_shape[0], o.tile_shape[2]
     for tile in o.tiles(down=True, even=True):

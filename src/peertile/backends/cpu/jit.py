@@ -135,7 +135,10 @@ def load_object(payload: bytes, symbols: Iterable[str]) -> dict[str, int]:
     llvm = _llvm()
     with _lock:
         if "lljit" not in _state:
-            _state["lljit"] = llvm.create_lljit_compiler()
+            # JITLink places all sections of an object next to each other. LLVM's older linker (RuntimeDyld) places
+            # each near the last of its kind, and where large tensors lie between them an offset of 32 bits does not
+            # reach: it ends the process.
+            _state["lljit"] = llvm.create_lljit_compiler(use_jit_link=True)
     library = llvm.JITLibraryBuilder().add_object_img(payload).add_current_process()
     names = list(symbols)
     for name in names:
