@@ -57,10 +57,10 @@ def test_a_communicator_takes_any_count_place_and_type(ranks, dtype, seed):
 
 
 def test_shapes_follow_from_bytes_type_and_ranks_alone():
-    flagged, filled, pushed = Algorithm.FLAGGED, Algorithm.FILLED, Algorithm.PUSHED
+    flagged, pushed = Algorithm.FLAGGED, Algorithm.PUSHED
     two = [
-        None, Shape(flagged, 8, 128), Shape(pushed, 4, 512), Shape(pushed, 4, 2048), Shape(filled, 4, 1024),
-        Shape(flagged, 8, 128), None, Shape(pushed, 8, 2048),
+        None, Shape(flagged, 8, 128), Shape(pushed, 4, 512), Shape(pushed, 4, 2048), Shape(pushed, 4, 8192),
+        Shape(flagged, 8, 32), None, Shape(pushed, 4, 4096),
     ]  # fmt: skip
     assert spawn(gpu_plan_ranks.shapes, 2) == [two, two]
     assert spawn(gpu_plan_ranks.shapes, 3)[0][4] is None  # shares are better than everything to everybody
