@@ -124,7 +124,8 @@ def read_config(env: Mapping[str, str]) -> Config:
         raise ArgumentError(f"PEERTILE_DEVICE: expected cpu or cuda, got {device!r}")
     rehearse = env.get("PEERTILE_REHEARSE") or None
     arch, _, number = (rehearse or "sm_0").partition(":")
-    if not arch.removeprefix("sm_").isdecimal() or (number and not 0 < int(number if number.isdecimal() else 0) < 1024):
+    is_arch = arch.startswith("sm_") and arch.removeprefix("sm_").isdecimal()
+    if not is_arch or (number and not 0 < int(number if number.isdecimal() else 0) < 1024):
         raise ArgumentError(
             f"PEERTILE_REHEARSE: expected an architecture as sm_90, or with the number of multiprocessors as "
             f"sm_90:132, got {rehearse!r}"

@@ -98,6 +98,10 @@ def test_fill_compiles_for_a_gpu_what_a_program_needs_and_another_cache_serves_i
     (made,) = (tmp_path / "there" / "cubins").iterdir()
     size = made.stat().st_size
     assert said == {"folder": str(tmp_path / "there"), "arch": "sm_90", "kernels": 1, "bytes": size, "status": 0}
+    # Once more: what the program needs is said and copied, though nothing had to be compiled.
+    done = run(*options, "--into", str(tmp_path / "again"), str(program))
+    assert done.stdout == f"1 kernels for sm_90, {size / 2**20:.1f} MiB, in {tmp_path / 'again'}\n"
+    assert [path.name for path in (tmp_path / "again" / "cubins").iterdir()] == [made.name]
     # Another process, with that folder alone, and from another place: nothing is compiled, and triton is not loaded.
     elsewhere = tmp_path / "elsewhere.py"
     elsewhere.write_text(PROGRAM + "import sys; assert 'triton' not in sys.modules")
@@ -119,6 +123,10 @@ def test_fill_needs_a_program_that_starts_and_passes_on_how_it_ends(folder, monk
     assert str(run("fill", "--arch", "volta", "true").exception) == (
         "PEERTILE_REHEARSE: expected an architecture as sm_90, or with the number of multiprocessors as sm_90:132, "
         "got 'volta'"
+    )
+    assert str(run("fill", "--arch", "90", "true").exception) == (
+        "PEERTILE_REHEARSE: expected an architecture as sm_90, or with the number of multiprocessors as sm_90:132, "
+        "got '90'"
     )
     done = run("fill", "--arch", "sm_90", "sh", "-c", "exit 3")
     assert done.exit_code == 3

@@ -80,3 +80,39 @@ def test_ranks_that_can_open_no_more_files_say_so(short, more, tmp_path):
     said = sorted(ended.stdout.splitlines())
     assert [line.partition(" ")[0] for line in said] == ["0", "1", "2"], ended.stderr
     assert all(NO_ROOM in line or "Too many open files" in line for line in said), said
+
+
+STAYS = """
+import os, resource, sys, time
+from pathlib import Path
+import peertile as pt
+
+group, folder = pt.init(), Path({folder!r})
+group.barrier("before")
+if group.rank == {short}:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + {more}, 4096))
+try:
+    pt.SymmetricHeap(group, 1 << 16)
+except (pt.AllocationError, pt.PeerFailed) as error:
+    said = type(error).__name__
+(folder / str(group.rank)).write_text(said) if group.rank != {short} else print(said, flush=True)
+end = time.monotonic() + 20  # nobody leaves before all have been told: that it ends would tell them, too
+while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
+    os.sched_yield()
+assert len(list(folder.iterdir())) == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("short", "more"), [(1, 1), (1, 2), (0, 2)])
+@pytest.mark.feature("D2", "cpu")
+def test_who_goes_on_without_descriptors_keeps_nobody_waiting(short, more, tmp_path):
+    folder = tmp_path / "told"
+    folder.mkdir()
+    path = tmp_path / "program.py"
+    path.write_text(STAYS.format(short=short, more=more, folder=str(folder)))
+    command = [sys.executable, "-m", "peertile", "run", str(path), "--ranks", "3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert {end.read_text() for end in folder.iterdir()} <= {"PeerFailed", "AllocationError"}

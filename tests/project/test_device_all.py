@@ -48,6 +48,7 @@ def test_kernels_of_an_archive_are_known_and_the_others_are_packed(tmp_path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.needs("cuda")  # what --device cuda imports
 def test_tests_that_no_recorded_run_has_passed_go_first() -> None:
     command = [
         sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--device", "cuda",

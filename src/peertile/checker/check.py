@@ -160,7 +160,7 @@ def check(
     target: Path | Callable[..., Any]
     if callable(program):
         target, name = program, getattr(program, "__name__", repr(program))
-        count = ranks or 2
+        count, is_small = 2 if ranks is None else ranks, False
     else:
         target = Path(program)
         if not target.is_file():
@@ -168,9 +168,10 @@ def check(
         name = str(program)
         small = declared(target)
         wanted = None if small is None else small.pop("ranks", None)
+        is_small = arguments is None
         if arguments is None:
             arguments = small
-        count = ranks or wanted or 2
+        count = (wanted or 2) if ranks is None else ranks
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ArgumentError(f"check: ranks: expected an integer of at least 1, got {count!r}")
     case = ProgramCase(
@@ -192,7 +193,7 @@ def check(
         raise CannotCheck(_nothing_done(name, case))
     report.abstractions = (conditions.described(), *ABSTRACTIONS, *([FOLLOWED] if follow_faults else []))
     result = CheckReport(name, count, report, dict(case.compiler.order_faults), case.output)
-    if report.verdicts and isinstance(target, Path):
+    if report.verdicts and isinstance(target, Path) and is_small:  # the command line cannot give arguments
         result.command = _command(name, count, report.verdicts[0], case)
     if traced:
         case.traced = True

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -143,10 +144,15 @@ def fill(
     env = {**os.environ, "PEERTILE_DEVICE": "cuda", "PEERTILE_REHEARSE": rehearse}
     read_config(env)  # says what is wrong before a program starts
     start_ns = time.time_ns() - 10_000_000  # clocks of file systems are coarse
-    try:
-        status = subprocess.run(command, env=env, check=False).returncode
-    except OSError as error:
-        raise ArgumentError(f"peertile cache fill: {command[0]!r} cannot be started: {error.strerror}") from None
+    kept = config().cache_dir / CUBINS
+    kept.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as fresh:
+        # A cache of its own but for the machine code: what is found by function would not say what it is made of.
+        (Path(fresh) / CUBINS).symlink_to(kept.resolve(), target_is_directory=True)
+        try:
+            status = subprocess.run(command, env={**env, "PEERTILE_CACHE_DIR": fresh}, check=False).returncode
+        except OSError as error:
+            raise ArgumentError(f"peertile cache fill: {command[0]!r} cannot be started: {error.strerror}") from None
     found = used_since(config().cache_dir, start_ns)
     if into is not None:
         (into / CUBINS).mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, TypeVar, overload
@@ -87,7 +88,9 @@ class Group:
         self._closed = False
         self._sequence = 0
         self._generation = 0
-        self._told_all: Exception | None = None  # the last error that every rank got from one call
+        self._told_all: Callable[[], Exception | None] = lambda: (
+            None
+        )  # the last error that every rank got from one call
         self._own_failure: PeerFailed | None = None  # said here, and perhaps not yet heard by the coordinator
         self._callbacks: list[Callable[[], object]] = []
         # Held over each collective call: sequence numbers go out in the order of the calls. Reentrant, because
@@ -167,7 +170,7 @@ class Group:
                 by_value.setdefault(text, []).append(rank)
             values = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in by_value.items())
             error = SymmetryError(f"ranks disagree about {what}: {values}. It must be the same on every rank")
-            self._told_all = error
+            self._told_all = weakref.ref(error)
             raise error
         return value
 
@@ -187,7 +190,7 @@ class Group:
             # What every rank got already is not told again: a rank that is somewhere else would not be there to hear,
             # and the ranks would be out of step from here on. Its own error matters more than whatever else happens
             # on the way to tell the others.
-            if error is not self._told_all:
+            if error is not self._told_all():
                 with contextlib.suppress(PeerFailed, SymmetryError, TimeoutError):
                     self._call(f"{what}", b"!" + describe(error).encode())
             raise
@@ -336,7 +339,7 @@ class Group:
         refusal = reply.error()
         if refusal is not None:
             if reply.outcome in (Outcome.DISAGREED, Outcome.EXHAUSTED):
-                self._told_all = refusal
+                self._told_all = weakref.ref(refusal)
             raise refusal
         return reply, received
 

@@ -143,10 +143,11 @@ class PeerMemory:
 
     def _map_peers(self, share: ShareHandle) -> None:
         group = self.group
-        shares = group.exchange(share.payload, "SymmetricHeap: exchange", fds=share.fds)
-        left = {fd for _, fds in shares for fd in fds}
+        left: set[int] = set()
         try:
             with group.collective("SymmetricHeap: map"):
+                shares = group.exchange(share.payload, "SymmetricHeap: exchange", fds=share.fds)
+                left.update(fd for _, fds in shares for fd in fds)
                 for rank, (payload, fds) in enumerate(shares):
                     if rank == group.rank:
                         continue

@@ -26,13 +26,14 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from peertile.comm.control import ControlBlock, Segment
-from peertile.comm.coordinator import Arrive, Coordinator, Leave, Outcome, Reply, Request, broken, name_ranks
+from peertile.comm.coordinator import Arrive, Coordinator, Fail, Leave, Outcome, Reply, Request, broken, name_ranks
 from peertile.comm.frames import LOST, NO_ROOM, Reader, Received, close_all, frame, send_some
 from peertile.errors import AllocationError, PeerFailed, SymmetryError, UnsupportedError, UsageError, WaitTimeout
 
 __all__ = ["Link", "LocalHub", "LocalLink", "Server", "SocketLink", "connect", "serve"]
 
 _LINGER_S = 0.5  # a job that cannot start tells ranks that come late why, for so long
+_NO_ROOM_S = 0.05  # between two looks at who calls, while there are no file descriptors
 _ANSWER_MARGIN_S = 5.0  # the coordinator ends calls on time; beyond this it is itself stuck
 
 
@@ -104,9 +105,14 @@ class LocalHub:
         with self._lock:
             self._waiting[rank, request.ticket] = answer
             try:
-                self._coordinator.handle(rank, request, tuple(os.dup(fd) for fd in fds), time.monotonic())
+                copies = _duplicates(fds)
+                if copies is None:
+                    raise AllocationError(NO_ROOM)
+                self._coordinator.handle(rank, request, tuple(copies), time.monotonic())
             except Exception as error:
                 self._deliver(rank, broken(request, error), ())
+                if isinstance(error, AllocationError):
+                    self._coordinator.handle(rank, _out_of(request, error), (), time.monotonic())
         try:
             return answer.get(timeout=request.timeout_s)
         except Empty:
@@ -259,6 +265,7 @@ class Server:
         except OSError as error:
             if self._coordinator is None and self._refusal is None:
                 self._refuse(f"rank 0, which hosts the rendezvous: {error}", disagreed=False)
+            time.sleep(_NO_ROOM_S)  # whoever called is still there, and would be seen at once again
             return
         if not _same_user(connection):
             connection.close()
@@ -294,6 +301,8 @@ class Server:
         except Exception as error:
             if isinstance(message, Arrive):
                 self._deliver(rank, broken(message, error), ())
+                if isinstance(error, AllocationError):
+                    coordinator.handle(rank, _out_of(message, error), (), time.monotonic())
             else:
                 coordinator.lose(rank, f"the rendezvous could not handle its message {message!r}: {error}")
 
@@ -349,6 +358,11 @@ def _duplicates(fds: Sequence[int]) -> list[int] | None:
         close_all(copies)
         return None
     return copies
+
+
+def _out_of(request: Arrive, error: AllocationError) -> Fail:
+    """For the other ranks: they are in that call, or will be, and are not to wait for who is out of it."""
+    return Fail(request.group, request.generation, f"{request.call}: {error}")
 
 
 def _lacking(reply: Reply) -> tuple[Reply, list[int]]:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap
-from peertile.errors import AllocationError, PeerFailed, UsageError
+from peertile.errors import AllocationError, PeerFailed, PeertileError, UsageError
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 
@@ -70,7 +70,8 @@ class Communicator:
         try:
             yield
         except (AllocationError, PeerFailed):
-            self.close()
+            with contextlib.suppress(PeertileError):  # why it cannot be made matters more
+                self.close()
             raise
 
     def _own(self, item: T, *, is_words: bool = False) -> T:

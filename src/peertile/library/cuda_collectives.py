@@ -109,7 +109,8 @@ class GpuPlans:
         self._filled = own(heap.empty((programs * AHEAD_SLOTS * n * FILLED_WORDS,), u64))
         self._fill(self._filled, 0xFF)
         self._calls = own(heap.zeros((programs * AHEAD_SLOTS, n), u64))
-        self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
+        with heap.group.collective("GpuPlans"):  # memory of one device alone
+            self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
         self._cuts: dict[tuple[Way, int], Any] = {}
         self._hello = own(heap.zeros((programs * AHEAD_SLOTS, n), u64))
         self._ready = own(heap.signal(slots=programs))

@@ -55,6 +55,18 @@ def test_powers_of_two_that_are_zero_where_they_are_small_are_one_instruction(le
     assert ("tl.where(" in text[text.index("def flushed(") :]) != is_one
 
 
+@pt.kernel
+def flushed_by_columns(z: T.Exclusive, x: T.Shared):
+    t = x.load((0,), (16,))
+    z.store(T.where((t < -126.0)[None, :], 0.0, T.exp2(t)[:, None]))
+
+
+def test_a_power_of_another_element_than_the_one_compared_is_not_replaced():
+    text = emitted(flushed_by_columns, pt.zeros((16, 16), pt.f32).partition((16, 16)), pt.zeros((16,), pt.f32)).source
+    assert "_exp2_flushed(" not in text
+    assert "tl.where(" in text[text.index("def flushed_by_columns(") :]
+
+
 def test_a_fold_that_keeps_its_axis_stays_where_it_is():
     x = pt.zeros((8, 256), pt.f32)
     text = emitted(layer_kernels.softmax, x.partition((4, None)), x).source

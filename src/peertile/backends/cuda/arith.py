@@ -182,7 +182,8 @@ def _is_above(value: Value, least: float) -> bool:
 
 def _flushed_power(op: ops.Select) -> Value | None:
     """The exponent where small powers of two are replaced by zero: `where(x < -126, 0, exp2(x))` of f32."""
-    less, zero, power = (_under(v).op for v in op.operands)
+    # Only constants may be repeated: a comparison or a power that is would be of another shape than the result.
+    less, zero, power = op.operands[0].op, _under(op.operands[1]).op, op.operands[2].op
     if not (isinstance(less, ops.CompareOp) and less.attrs["fn"] is Compare.LT and isinstance(zero, ops.Const)):
         return None
     if not (isinstance(power, ops.UnaryOp) and power.attrs["fn"] is Unary.EXP2 and zero.attrs["value"] == 0):

@@ -287,9 +287,14 @@ class WaitWord(Op):
             assert isinstance(target, CudaStream)
             # Known before it is enqueued: what takes the whole context lets it end first (cuda_waits).
             watch = target.device.pump.watch(target, target.sequence(), self)
-            if _taken(lambda: target.api.wait_value(target.cu, self.address, value, self.width, equal=equal)):
+            taken = False
+            try:
+                taken = _taken(lambda: target.api.wait_value(target.cu, self.address, value, self.width, equal=equal))
+            finally:
+                if not taken:  # else the pump would end a wait that nobody enqueued
+                    target.device.pump.forget(watch)
+            if taken:
                 return watch
-            target.device.pump.forget(watch)
         slot = target.slot()
         expected = extended(self.value, self.width, signed=self.signed)
         params = target.params.pack(
