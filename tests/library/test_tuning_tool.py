@@ -75,6 +75,7 @@ def supervised(tool, hangs="none", dies="none", silence=60.0, budget=60.0):
     return tool.supervise([sys.executable, "-c", text], budget, silence)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_or_says_nothing_more_is_begun_again_behind_the_way_that_it_was_at(tool):
     found, about = supervised(tool, hangs="filled", dies="pushed", silence=2.0)
     sizes = found["all_reduce"]

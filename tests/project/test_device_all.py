@@ -23,6 +23,7 @@ def run(tmp_path):
     return everything.Run(argparse.Namespace(out=tmp_path, seconds=60.0, cache="", rehearse=None))
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_end_is_ended_with_what_it_started(run) -> None:
     child = "import time; print('child', flush=True); time.sleep(100)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

@@ -6,6 +6,8 @@ import sys
 PROGRAM = """
 import atexit, threading, time
 
+import pytest
+
 told, begun = threading.Event(), threading.Event()
 atexit.register(lambda: told.wait(10))  # runs behind what is registered from here on
 
@@ -30,6 +32,7 @@ print("ends", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_waits_for_who_compiles_and_refuses_others():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
