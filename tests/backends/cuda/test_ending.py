@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import atexit, threading, time
-
-import pytest
 
 told, begun = threading.Event(), threading.Event()
 atexit.register(lambda: told.wait(10))  # runs behind what is registered from here on
