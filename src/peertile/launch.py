@@ -587,8 +587,7 @@ def _explain_alone(
     if record.kind is FaultKind.WAIT_TIMEOUT:
         what = (place.what if place is not None else "") or "a word"
         return WaitTimeout(
-            f"wait for {what}, slot {record.slot}: nothing came within {config().wait_timeout_s:g} s; "
-            f"expected {record.limit}, last seen {record.got}{record.note and '; ' + record.note}",
+            f"wait for {what}, slot {record.slot}: nothing came within {config().wait_timeout_s:g} s; {record.waited}",
             op=op,
             place=where,
             slot=record.slot,

@@ -29,6 +29,7 @@ from peertile.cli.bench_compute import COMPUTE
 from peertile.cli.bench_cuda import CUDA
 from peertile.cli.bench_examples import bench_examples
 from peertile.cli.bench_pipeline import bench_pipeline
+from peertile.cli.console import plain
 from peertile.cli.run import DeviceKind
 from peertile.creation import asarray, empty
 from peertile.dtypes import f32
@@ -197,4 +198,4 @@ def bench(
             "" if f.baseline is None else f"{f.baseline}: {f.baseline_median:.4g} {f.unit}",
             "" if f.ratio is None else f"{f.ratio:.2f}",
         )
-    Console(markup=False, emoji=False).print(table)
+    plain().print(table)

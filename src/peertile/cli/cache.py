@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from peertile.cli.console import plain
 from peertile.config import config, read_config
 from peertile.errors import ArgumentError
 
@@ -73,7 +73,7 @@ def list_entries(as_json: AsJson = False) -> None:
     table.add_column("last used")
     for entry in found:
         table.add_row(entry.name, str(entry.size_bytes), entry.used)
-    Console(markup=False, emoji=False).print(table)
+    plain().print(table)
 
 
 @cache.command()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from peertile.comm.group import Group
 from peertile.errors import ArgumentError
 from peertile.runtime.checks import check_integer, check_text
 
-__all__ = ["progress", "report"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["plain", "progress", "report"]
 
 
 @contextmanager
@@ -60,7 +64,6 @@ def report(title: str, rows: Mapping[str, str]) -> None:
     wrong = not isinstance(rows, Mapping) or not all(isinstance(text, str) for row in rows.items() for text in row)
     if wrong:
         raise ArgumentError(f"report(rows): expected a mapping of strings to strings, got {rows!r}")
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, show_header=False)
@@ -68,4 +71,11 @@ def report(title: str, rows: Mapping[str, str]) -> None:
     table.add_column()
     for name, value in rows.items():
         table.add_row(name, value)
-    Console(markup=False, emoji=False).print(table)  # texts are shown as they are, [brackets] too
+    plain().print(table)
+
+
+def plain(*, stderr: bool = False) -> Console:
+    """A console that shows texts as they are, [brackets] too."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from peertile.cli.cache import entries
+from peertile.cli.console import plain
 from peertile.cli.topology import gpu_report
 from peertile.comm.control import Segment
 from peertile.config import VARIABLES, config
@@ -46,7 +46,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    console = Console(markup=False, emoji=False)
+    console = plain()
     machine = {"platform": found["platform"], "python": found["python"], **_cpu_rows(found["cpu"])}
     machine |= {f"package {name}": text or "not installed" for name, text in found["packages"].items()}
     cache = found["cache"]

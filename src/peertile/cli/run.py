@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from peertile.cli.console import plain
 from peertile.comm.supervisor import JobReport, Output, launch
 from peertile.errors import ArgumentError
 
@@ -52,7 +52,7 @@ def run(
     if as_json:
         print(json.dumps(_as_dict(report), indent=2))
     elif report.first_failure is not None:
-        Console(stderr=True, markup=False, emoji=False).print(_table(report))
+        plain(stderr=True).print(_table(report))
     raise typer.Exit(report.status)
 
 

@@ -88,9 +88,8 @@ class Group:
         self._closed = False
         self._sequence = 0
         self._generation = 0
-        self._told_all: Callable[[], Exception | None] = lambda: (
-            None
-        )  # the last error that every rank got from one call
+        # The last error that every rank got from one call, if somebody still has it.
+        self._told_all: Callable[[], Exception | None] = lambda: None
         self._own_failure: PeerFailed | None = None  # said here, and perhaps not yet heard by the coordinator
         self._callbacks: list[Callable[[], object]] = []
         # Held over each collective call: sequence numbers go out in the order of the calls. Reentrant, because

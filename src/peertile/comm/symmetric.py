@@ -177,12 +177,15 @@ class SymmetricHeap:
 
     def _end(self, storage: Storage, why: str) -> None:
         """Nobody uses an object through this rank any more, once what is running has ended."""
-        everywhere = [storage, *self._remote.pop(id(storage), {}).values()]
-        for part in everywhere:
+        self._settle(storage)
+        for part in (storage, *self._remote.pop(id(storage), {}).values()):
+            part.close(why)
+
+    def _settle(self, storage: Storage) -> None:
+        """What uses an object through this rank has ended."""
+        for part in (storage, *self._remote.get(id(storage), {}).values()):
             for lease in list(part.leases):
                 lease.holder.wait_done()
-        for part in everywhere:
-            part.close(why)
 
     def _offset(self, storage: Storage) -> int:
         return self._objects[id(storage)][1]
@@ -320,9 +323,7 @@ class SymmetricHeap:
             return
         self._closed = True
         for storage, _ in self._objects.values():
-            for part in (storage, *self._remote.get(id(storage), {}).values()):
-                for lease in list(part.leases):
-                    lease.holder.wait_done()
+            self._settle(storage)
         self.group.forget_recover(self._recover)
         try:
             if self.group.failure() is None:

@@ -444,8 +444,7 @@ def explain(record: FaultRecord, skipped: str | None = None) -> PeertileError:
         return error
     if record.kind is FaultKind.WAIT_TIMEOUT:
         return WaitTimeout(
-            f"a wait reached its bound: expected {record.limit}, last seen {record.got}"
-            f"{record.note and '; ' + record.note}",
+            f"a wait reached its bound: {record.waited}",
             op=record.op,
             slot=record.slot,
             expected=record.limit,

@@ -158,6 +158,11 @@ class FaultRecord:
     error: BaseException | None = field(default=None, compare=False)
     note: str = field(default="", compare=False)
 
+    @property
+    def waited(self) -> str:
+        """Of a wait that has reached its bound: what it waited for, what it saw, and what may have kept it."""
+        return f"expected {self.limit}, last seen {self.got}" + (f"; {self.note}" if self.note else "")
+
 
 class Status(Enum):
     """Where an enqueued operation is; see the module docstring."""

@@ -7,6 +7,8 @@ stream go on as failed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peertile.config import config
 from peertile.errors import ArgumentError, PeertileError, WaitTimeout
 from peertile.memory_model import Cmp
@@ -78,10 +80,10 @@ def _explain(record: FaultRecord, bound_s: float, width: int) -> PeertileError:
     if record.kind is not FaultKind.WAIT_TIMEOUT:
         return explain(record)
     mask = (1 << width) - 1
+    record = replace(record, limit=record.limit & mask, got=record.got & mask)
     return WaitTimeout(
-        f"wait_eq: nothing came within {bound_s:g} s; expected {record.limit & mask}, last seen {record.got & mask}"
-        f"{record.note and '; ' + record.note}",
+        f"wait_eq: nothing came within {bound_s:g} s; {record.waited}",
         op="wait_eq",
-        expected=record.limit & mask,
-        seen=record.got & mask,
+        expected=record.limit,
+        seen=record.got,
     )

@@ -171,13 +171,8 @@ def _is_above(value: Value, least: float) -> bool:
     op = value.op
     if not isinstance(op, ops.BinaryOp) or op.attrs["fn"] is not Binary.MAX:
         return False
-    for side in op.operands:
-        of = side.op
-        while of is not None and isinstance(of, ops.Broadcast | ops.Reshape):
-            of = of.operands[0].op
-        if isinstance(of, ops.Const) and of.attrs["value"] >= least:
-            return True
-    return False
+    sides = (_under(side).op for side in op.operands)
+    return any(isinstance(side, ops.Const) and side.attrs["value"] >= least for side in sides)
 
 
 def _flushed_power(op: ops.Select) -> Value | None:
