@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -706,3 +707,20 @@ def test_a_program_that_spawns_wherever_it_is_imported_does_not_start_ranks_with
         r"that has spawned it; call it under `if __name__ == \"__main__\":`",
         last,
     ), ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a socket that keeps writes apart")
+@pytest.mark.feature("D1", "cpu")
+def test_what_a_rank_says_of_an_uncaught_exception_does_not_mix_with_what_others_say(tmp_path):
+    path = write(tmp_path, "init()\ntry:\n    [][0]\nexcept IndexError:\n    raise ValueError('bad data')\n")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ended = subprocess.run([sys.executable, path], stderr=theirs, timeout=TIMEOUT_S)
+        ours.setblocking(False)
+        text = ours.recv(1 << 16).decode()
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+    assert ended.returncode == 1
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "IndexError: list index out of range\n\nDuring handling of the above exception, another" in text
+    assert text.endswith("ValueError: bad data\n")

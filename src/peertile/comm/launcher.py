@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import contextvars
 import functools
+import io
 import os
 import pickle
 import signal
@@ -442,7 +443,15 @@ def _hook() -> None:
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         report_failure(error)
-        previous(kind, error, trace)
+        stream = sys.stderr
+        if previous is not sys.__excepthook__ or stream is None:
+            previous(kind, error, trace)
+            return
+        # In one write: ranks share the launcher's standard error, and it comes in pieces that would mix with theirs.
+        with contextlib.redirect_stderr(io.StringIO()) as text:
+            previous(kind, error, trace)
+        stream.write(text.getvalue())
+        stream.flush()
 
     sys.excepthook = uncaught
     atexit.register(_leave)
