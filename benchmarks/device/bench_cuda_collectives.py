@@ -32,13 +32,11 @@ from collective_cases import (  # noqa: E402
     SIZES,
     Bench,
     Case,
-    Json,
     calls_of,
-    guarded,
-    say,
     variants,
     verify,
 )
+from turns import Json, guarded, say  # noqa: E402
 
 import peertile as pt  # noqa: E402
 import peertile.language as T  # noqa: E402

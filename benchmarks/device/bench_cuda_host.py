@@ -24,13 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)]
 STAND_IN = "--stand-in" in sys.argv
 FLAGS = [a for a in sys.argv if a.startswith("--")]
 if not STAND_IN:
@@ -38,6 +37,7 @@ if not STAND_IN:
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 import numpy as np  # noqa: E402
+from turns import Json, guarded, say  # noqa: E402
 
 import peertile as pt  # noqa: E402
 import peertile.language as T  # noqa: E402
@@ -53,22 +53,8 @@ from peertile.runtime.drivers.cuda_native import Lane, Plan, native  # noqa: E40
 if "--feed" in FLAGS or "--no-feed" in FLAGS:
     cuda_feeder.LEAST_CORES = 1 if "--feed" in FLAGS else 1 << 30  # type: ignore[misc]
 
-Json = dict[str, Any]
 ROUNDS = 15
 KIB = 1 << 10
-
-
-def say(**found: Any) -> None:
-    print(json.dumps(found, default=str), flush=True)
-
-
-def guarded(function: Callable[[], Any]) -> Any:
-    """What a part gives, or what it raised."""
-    try:
-        return function()
-    except Exception as error:
-        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
-        return {"error": f"{type(error).__name__}: {str(error)[:400]}", "at": last[-3:]}
 
 
 def us(call: Callable[[], Any], count: int = 100, end: Callable[[], Any] | None = None, per: int = 1) -> list[float]:

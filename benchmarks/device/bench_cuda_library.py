@@ -33,12 +33,14 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(Path(__file__).parent)]
 os.environ.setdefault("PEERTILE_DEVICE", "cuda")
 os.environ.setdefault("PEERTILE_WAIT_TIMEOUT_S", "8")
 os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 import numpy as np  # noqa: E402
+import turns  # noqa: E402
+from turns import Json, Late, guarded  # noqa: E402
 
 import peertile as pt  # noqa: E402
 import peertile.language as T  # noqa: E402
@@ -54,7 +56,6 @@ from peertile.library.fft import Fourier  # noqa: E402
 from peertile.library.fused import FusedProducts  # noqa: E402
 from peertile.library.products import matmul  # noqa: E402
 
-Json = dict[str, Any]
 Call = Callable[[], Any]
 MIB = 1 << 20
 PLACE = "cuda" if os.environ["PEERTILE_DEVICE"] == "cuda" else "cpu"
@@ -64,10 +65,6 @@ SILENT_S = 30
 """After so long in one case every rank says on standard error where it is, and again as often."""
 ROTATE = 3
 """Sets of inputs that take turns, so that none is found in the cache."""
-
-
-class Late(Exception):
-    """A section has used its time."""
 
 
 class Bench:
@@ -138,77 +135,26 @@ class Bench:
 
     def graph_of_ours(self, ops: Sequence[Any], calls: int) -> Callable[[int], float]:
         """f(repeats) -> microseconds a call, of `calls` calls in a graph, through `ops` in turn."""
-        driver, handle = self.device.driver, self.stream.handle
         if PLACE != "cuda":
             return _clocked([lambda op=op: op().sync() for op in ops], calls)
         with pt.capture(self.stream, "bench") as scope:
             for k in range(calls):
                 scope.record(ops[k % len(ops)]())
-        graph = scope.graph
-        graph.launch().sync_on(self.stream)
-
-        def run(repeats: int) -> float:
-            start, end = driver.create_event(), driver.create_event()
-            futures = [graph.launch().submit(self.stream)]
-            driver.record_event(handle, start)
-            futures += [graph.launch().submit(self.stream) for _ in range(repeats)]
-            ticket = driver.record_event(handle, end)
-            for future in futures:
-                future.wait(30)
-            driver.wait(ticket, 10)
-            return driver.elapsed_ns(start, end) / repeats / calls / 1000
-
-        return run
+        scope.graph.launch().sync_on(self.stream)
+        return turns.per_call(turns.replayed(self.device, self.stream, scope.graph), calls)
 
     def graph_of_theirs(self, functions: Sequence[Call], calls: int) -> Callable[[int], float]:
-        torch = self.torch
         if PLACE != "cuda":
             return _clocked(functions, calls)
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for k in range(3):
-                functions[k % len(functions)]()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        kept = []
-        with torch.cuda.graph(graph, stream=side):
-            for k in range(calls):
-                kept.append(functions[k % len(functions)]())
+        kept: list[Any] = []
+        graph = turns.torch_graph(self.torch, functions, calls, kept)
         graph.replay()
-        torch.cuda.synchronize()
-
-        def run(repeats: int, _kept: Any = (kept, functions)) -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            start.record()
-            for _ in range(repeats):
-                graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(end)) * 1000 / repeats / calls
-
-        return run
+        self.torch.cuda.synchronize()
+        return turns.per_call(turns.torch_replayed(self.torch, graph, kept, functions), calls)
 
     def compare(self, candidates: dict[str, Callable[[], Callable[[int], float]]], rounds: int = 7) -> Json:
         """Medians in microseconds, of the slower rank; the candidates take turns."""
-        made: dict[str, Callable[[int], float]] = {}
-        found: Json = {}
-        for name, make in candidates.items():
-            ready = guarded(make)
-            said = self.group.exchange(b"" if callable(ready) else json.dumps(ready).encode(), f"made {name}")
-            if callable(ready) and not any(said):
-                made[name] = ready
-            else:
-                found[name] = next(json.loads(e) for e in said if e)
-        times: dict[str, list[float]] = {name: [] for name in made}
-        for _ in range(rounds):
-            for name, run in made.items():
-                self.group.barrier("turn")
-                times[name].append(run(2))
-        for name, values in times.items():
-            mine = statistics.median(values)
-            found[name] = round(max(float(v) for v in self.group.exchange(repr(mine).encode(), "times")), 2)
-        return found
+        return turns.compare(self.group, candidates, rounds, 2)
 
 
 def _clocked(functions: Sequence[Call], calls: int) -> Callable[[int], float]:
@@ -219,17 +165,6 @@ def _clocked(functions: Sequence[Call], calls: int) -> Callable[[int], float]:
         return (time.perf_counter() - begin) / calls * 1e6
 
     return run
-
-
-def guarded(function: Callable[[], Any]) -> Any:
-    """What a part gives, or what it raised."""
-    try:
-        return function()
-    except Late:
-        raise
-    except Exception as error:
-        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
-        return {"error": f"{type(error).__name__}: {str(error)[:700]}", "at": last[-5:]}
 
 
 def calls_for(us: float) -> int:

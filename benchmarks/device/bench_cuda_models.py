@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_cuda_library as bench
 import numpy as np
+import turns
 
 import peertile as pt
 from peertile.library import layer_kernels, layers
@@ -193,21 +194,8 @@ def replays(b: Bench, stream: Any, graph: Any) -> Callable[[int], float]:
     """f(repeats) -> microseconds of a replay."""
     if PLACE != "cuda":
         return bench._clocked([lambda: graph.launch().sync_on(stream)], 1)
-    driver = b.device.driver
-
-    def run(repeats: int) -> float:
-        repeats *= 10
-        start, end = driver.create_event(), driver.create_event()
-        futures = [graph.launch().submit(stream)]
-        driver.record_event(stream.handle, start)
-        futures += [graph.launch().submit(stream) for _ in range(repeats)]
-        ticket = driver.record_event(stream.handle, end)
-        for future in futures:
-            future.wait(30)
-        driver.wait(ticket, 10)
-        return float(driver.elapsed_ns(start, end)) / repeats / 1000
-
-    return run
+    replay = turns.replayed(b.device, stream, graph)
+    return lambda repeats: replay(10 * repeats)
 
 
 def torch_encoder(b: Bench, config: Any, weights: Any) -> Any:
@@ -432,28 +420,12 @@ class TorchStep:
         if PLACE != "cuda":
             self.replays = bench._clocked([step], 1)
             return
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        side.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side):
-            self.scores = step()
+        kept: list[Any] = []
+        self.graph = turns.torch_graph(torch, [step], 1, kept)
+        (self.scores,) = kept
         self.host = torch.empty(2, 1, dtype=torch.int64, pin_memory=True)
-
-        def replayed(repeats: int) -> float:
-            repeats *= 10
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.graph.replay()
-            start.record()
-            for _ in range(repeats):
-                self.graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(end)) * 1000 / repeats
-
-        self.replays = replayed
+        replay = turns.torch_replayed(torch, self.graph)
+        self.replays = lambda repeats: replay(10 * repeats)
 
     def run(self, token: int, position: int) -> Any:
         """Scores of the next token, on the host."""

@@ -7,41 +7,24 @@ Needs torch with NCCL for the other side. Makes no multicast object and changes 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import statistics
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import turns
+from turns import Json, Run
 
 import peertile as pt
 from peertile.library.cuda_collectives import FILLED_WORDS, TILE_BYTES, WORDS, Family, GpuPlans, Shape
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
-Json = dict[str, Any]
-Run = Callable[[int], float]
-"""f(repeats) -> microseconds of a call."""
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 PROGRAMS = 528
 FLAGGED, FILLED, PUSHED = Algorithm.FLAGGED, Algorithm.FILLED, Algorithm.PUSHED
-
-
-def say(**found: Any) -> None:
-    print(json.dumps(found, default=str), flush=True)
-
-
-def guarded(function: Callable[[], Any]) -> Any:
-    """What a part gives, or what it raised."""
-    try:
-        return function()
-    except Exception as error:
-        last = [line.strip() for line in traceback.format_exc().splitlines() if line.startswith("  File ")]
-        return {"error": f"{type(error).__name__}: {str(error)[:500]}", "at": last[-3:]}
 
 
 class Bench:
@@ -75,76 +58,24 @@ class Bench:
 
     def ours(self, make: Callable[[], Any], calls: int) -> Callable[[int], float]:
         """f(repeats) -> microseconds of a call of what `make` builds, captured `calls` times in a graph."""
-        driver, handle = self.device.driver, self.stream.handle
         ops = make()
         with pt.capture(self.stream, "bench") as scope:
             for _ in range(calls):
                 for op in ops() if callable(ops) else ops:
                     scope.record(op)
-        graph = scope.graph
-        graph.launch().sync_on(self.stream)
-
-        def run(repeats: int) -> float:
-            start, end = driver.create_event(), driver.create_event()
-            futures = [graph.launch().submit(self.stream)]
-            driver.record_event(handle, start)
-            futures += [graph.launch().submit(self.stream) for _ in range(repeats)]
-            ticket = driver.record_event(handle, end)
-            for future in futures:
-                future.wait(30)
-            driver.wait(ticket, 10)
-            return driver.elapsed_ns(start, end) / repeats / calls / 1000
-
-        return run
+        scope.graph.launch().sync_on(self.stream)
+        return turns.per_call(turns.replayed(self.device, self.stream, scope.graph), calls)
 
     def theirs(self, call: Callable[[], Any], calls: int, *keep: Any) -> Callable[[int], float]:
         """The same of a call of torch. `keep` is what the graph uses: it stays as long as the result."""
-        torch = self.torch
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            for _ in range(calls):
-                call()
+        graph = turns.torch_graph(self.torch, [call], calls)
         graph.replay()
-        torch.cuda.synchronize()
-
-        def run(repeats: int, _keep: Any = keep) -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            start.record()
-            for _ in range(repeats):
-                graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(end)) * 1000 / repeats / calls
-
-        return run
+        self.torch.cuda.synchronize()
+        return turns.per_call(turns.torch_replayed(self.torch, graph, *keep), calls)
 
     def compare(self, candidates: dict[str, Callable[[], Callable[[int], float]]], nbytes: int) -> Json:
         """Medians in microseconds, of the slower rank, the candidates taking turns."""
-        made: dict[str, Callable[[int], float]] = {}
-        found: Json = {}
-        for name, make in candidates.items():
-            ready = guarded(make)
-            everybody = self.group.exchange(b"" if callable(ready) else json.dumps(ready).encode(), f"made {name}")
-            if callable(ready) and not any(everybody):
-                made[name] = ready
-            else:
-                found[name] = next(json.loads(e) for e in everybody if e)
-        times: dict[str, list[float]] = {name: [] for name in made}
-        repeats = 2 if nbytes >= 64 * MIB else 5
-        for _ in range(5):
-            for name, run in made.items():
-                self.group.barrier("turn")
-                times[name].append(run(repeats))
-        for name, values in times.items():
-            mine = statistics.median(values)
-            found[name] = round(max(float(v) for v in self.group.exchange(repr(mine).encode(), "times")), 2)
-        return found
+        return turns.compare(self.group, candidates, 5, 2 if nbytes >= 64 * MIB else 5)
 
 
 def calls_of(nbytes: int) -> int:

@@ -39,7 +39,8 @@ os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 
 import device_records  # noqa: E402
 import tune_collectives  # noqa: E402
-from collective_cases import KIB, MIB, PROGRAMS, Bench, Case, Json, Run, guarded, least_us, say, variants  # noqa: E402
+from collective_cases import KIB, MIB, PROGRAMS, Bench, Case, least_us, variants  # noqa: E402
+from turns import Json, Run, guarded, say  # noqa: E402
 
 import peertile as pt  # noqa: E402
 from peertile.errors import PeerFailed  # noqa: E402
