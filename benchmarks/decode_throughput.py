@@ -23,7 +23,7 @@ for variable in ("PEERTILE_CPU_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch_models
 
 import peertile as pt
 from peertile.cli.bench import record
@@ -53,44 +53,10 @@ def example(shapes):
 
 
 def torch_step(m, weights):
-    """The same step in torch: packed projections, a cache that is written in place, fused attention."""
+    """The same step in torch, compiled as a whole."""
     torch.set_num_threads(1)
-    w = [{name: torch.from_numpy(array) for name, array in layer.items()} for layer in weights["layers"]]
-    for layer in w:
-        layer["qkv"] = torch.cat([layer[name] for name in "qkv"], 1).t().contiguous()
-        layer["bias"] = torch.cat([layer[f"{name}_bias"] for name in "qkv"])
-        layer["both"] = torch.cat([layer["gate"], layer["up"]], 1).t().contiguous()
-        layer["out"], layer["less"] = (layer[name].t().contiguous() for name in ("project", "down"))
-    words, head = torch.from_numpy(weights["words"]), torch.from_numpy(weights["head"]).t().contiguous()
-    last = torch.from_numpy(weights["last"])
-    caches = [[torch.zeros(1, m.GROUPS, m.CAPACITY, m.DIM) for _ in range(2)] for _ in w]
-    angle = np.arange(m.CAPACITY)[:, None] * m.BASE ** (-np.arange(0, m.DIM, 2) / m.DIM)
-    cosine, sine = (torch.from_numpy(np.tile(f(angle), 2).astype(np.float32)) for f in (np.cos, np.sin))
-    at = torch.arange(m.CAPACITY)
-
-    def norm(x, gain):
-        return F.rms_norm(x, (m.HIDDEN,), gain, 1e-6)
-
-    def turned(x, position):
-        half = m.DIM // 2
-        other = torch.cat([-x[..., half:], x[..., :half]], -1)
-        return x * cosine[position] + other * sine[position]
-
-    def step(token, position):
-        x = words[token]
-        seen = (at <= position)[None, None, None]
-        for layer, (keys, values) in zip(w, caches, strict=True):
-            packed = F.linear(norm(x, layer["before"]), layer["qkv"], layer["bias"]).view(1, -1, 1, m.DIM)
-            q, k, v = packed.split([m.HEADS, m.GROUPS, m.GROUPS], 1)
-            keys.index_copy_(2, position, turned(k, position))
-            values.index_copy_(2, position, v)
-            context = F.scaled_dot_product_attention(turned(q, position), keys, values, attn_mask=seen, enable_gqa=True)
-            x = x + F.linear(context.view(1, -1), layer["out"])
-            gate, up = F.linear(norm(x, layer["between"]), layer["both"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer["less"])
-        return F.linear(norm(x, last), head)
-
-    compiled = torch.compile(step, dynamic=False, options={"freezing": True})
+    decoder = torch_models.Decoder(torch, m, weights)
+    compiled = torch.compile(decoder.step, dynamic=False, options={"freezing": True})
 
     @torch.inference_mode()
     def run(token, position):

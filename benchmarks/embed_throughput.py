@@ -23,6 +23,7 @@ for variable in ("PEERTILE_CPU_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
 import numpy as np
+import torch_models
 
 import peertile as pt
 from peertile.cli.bench import record
@@ -44,37 +45,15 @@ def example():
 
 
 def torch_encoder(config, weights):
-    """The same model in torch: what a careful user writes, with its own fused attention."""
+    """The same model in torch, on one thread."""
     import torch
-    import torch.nn.functional as F
 
     torch.set_num_threads(1)
-    w = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
-    for k in range(config.layers):
-        parts = [f"encoder.layer.{k}.attention.self.{part}" for part in ("query", "key", "value")]
-        for kind in ("weight", "bias"):
-            w[f"{k}.qkv.{kind}"] = torch.cat([w[f"{part}.{kind}"] for part in parts])
-
-    def dense(x, name):
-        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-    def norm(x, name):
-        return F.layer_norm(x, (config.hidden,), w[f"{name}.weight"], w[f"{name}.bias"], config.epsilon)
+    encoded = torch_models.encoder(torch, config, weights)
 
     @torch.inference_mode()
     def encode(texts):
-        ids = torch.tensor(texts)
-        batch, tokens = ids.shape
-        x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:tokens]
-        x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
-        for k in range(config.layers):
-            name = f"encoder.layer.{k}"
-            heads = dense(x, f"{k}.qkv").view(batch, tokens, 3, config.heads, config.dim).permute(2, 0, 3, 1, 4)
-            context = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, tokens, config.hidden)
-            x = norm(x + dense(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm")
-            wide = F.gelu(dense(x, f"{name}.intermediate.dense"))
-            x = norm(x + dense(wide, f"{name}.output.dense"), f"{name}.output.LayerNorm")
-        return F.normalize(x.mean(1)).numpy()
+        return encoded(torch.tensor(texts)).numpy()
 
     return encode
 

@@ -30,10 +30,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_cuda_library as bench
 import numpy as np
+import torch_models
 import turns
 
 import peertile as pt
@@ -200,33 +202,11 @@ def replays(b: Bench, stream: Any, graph: Any) -> Callable[[int], float]:
 
 def torch_encoder(b: Bench, config: Any, weights: Any) -> Any:
     """The model in torch, f32, with its own fused attention."""
-    torch = b.torch
-    F = torch.nn.functional
-    w = {name: torch.from_numpy(array.copy()).to(PLACE) for name, array in weights.items()}
-    for k in range(config.layers):
-        parts = [f"encoder.layer.{k}.attention.self.{part}" for part in ("query", "key", "value")]
-        for kind in ("weight", "bias"):
-            w[f"{k}.qkv.{kind}"] = torch.cat([w[f"{part}.{kind}"] for part in parts])
-
-    def dense(x: Any, name: str) -> Any:
-        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-    def norm(x: Any, name: str) -> Any:
-        return F.layer_norm(x, (config.hidden,), w[f"{name}.weight"], w[f"{name}.bias"], config.epsilon)
+    encoded = torch_models.encoder(b.torch, config, weights, PLACE)
 
     def encode(ids: Any) -> Any:
-        with torch.no_grad():
-            batch, tokens = ids.shape
-            x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:tokens]
-            x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
-            for k in range(config.layers):
-                name = f"encoder.layer.{k}"
-                heads = dense(x, f"{k}.qkv").view(batch, tokens, 3, config.heads, config.dim).permute(2, 0, 3, 1, 4)
-                context = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, tokens, config.hidden)
-                x = norm(x + dense(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm")
-                wide = F.gelu(dense(x, f"{name}.intermediate.dense"))
-                x = norm(x + dense(wide, f"{name}.output.dense"), f"{name}.output.LayerNorm")
-            return F.normalize(x.mean(1))
+        with b.torch.no_grad():
+            return encoded(ids)
 
     return encode
 
@@ -367,54 +347,14 @@ class TorchStep:
     position are copied in front of each replay."""
 
     def __init__(self, b: Bench, m: Any, weights: Json) -> None:
-        torch = self.torch = b.torch
-        F = torch.nn.functional
-        half = m.DIM // 2
-
-        def there(array: Any) -> Any:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(PLACE)
-
-        layers_of = []
-        for layer in weights["layers"]:
-            layers_of.append({
-                "before": there(layer["before"]), "between": there(layer["between"]),
-                "qkv": there(np.concatenate([layer[name] for name in "qkv"], 1).T),
-                "bias": there(np.concatenate([layer[f"{name}_bias"] for name in "qkv"])),
-                "both": there(np.concatenate([layer["gate"], layer["up"]], 1).T),
-                "out": there(layer["project"].T), "less": there(layer["down"].T),
-            })  # fmt: skip
-        words, head, last = there(weights["words"]), there(weights["head"].T), there(weights["last"])
-        caches = [[torch.zeros(1, m.GROUPS, m.CAPACITY, m.DIM, device=PLACE) for _ in range(2)] for _ in layers_of]
-        angle = np.arange(m.CAPACITY)[:, None] * m.BASE ** (-np.arange(0, m.DIM, 2) / m.DIM)
-        cosine, sine = (there(np.tile(f(angle), 2).astype(np.float32)) for f in (np.cos, np.sin))
-        at = torch.arange(m.CAPACITY, device=PLACE)
-
-        def norm(x: Any, gain: Any) -> Any:
-            return F.rms_norm(x, (m.HIDDEN,), gain, 1e-6)
-
-        def turned(x: Any, position: Any) -> Any:
-            return x * cosine[position] + torch.cat([-x[..., half:], x[..., :half]], -1) * sine[position]
-
-        def layer_of(x: Any, layer: Json, keys: Any, values: Any, position: Any) -> Any:
-            seen = (at <= position)[None, None, None]
-            packed = F.linear(norm(x, layer["before"]), layer["qkv"], layer["bias"]).view(1, -1, 1, m.DIM)
-            q, k, v = packed.split([m.HEADS, m.GROUPS, m.GROUPS], 1)
-            keys.index_copy_(2, position, turned(k, position))
-            values.index_copy_(2, position, v)
-            context = F.scaled_dot_product_attention(turned(q, position), keys, values, attn_mask=seen, enable_gqa=True)
-            x = x + F.linear(context.view(1, -1), layer["out"])
-            gate, up = F.linear(norm(x, layer["between"]), layer["both"]).chunk(2, -1)
-            return x + F.linear(F.silu(gate) * up, layer["less"])
-
-        compiled = torch.compile(layer_of, dynamic=False)
+        torch = b.torch
+        decoder = torch_models.Decoder(torch, m, weights, PLACE)
+        compiled = torch.compile(decoder.layer, dynamic=False)
         self.token, self.position = (torch.zeros(1, dtype=torch.int64, device=PLACE) for _ in range(2))
 
         def step() -> Any:
             with torch.no_grad():
-                x = words[self.token]
-                for layer, (keys, values) in zip(layers_of, caches, strict=True):
-                    x = compiled(x, layer, keys, values, self.position)
-                return F.linear(norm(x, last), head)
+                return decoder.step(self.token, self.position, compiled)
 
         self.eager = step
         if PLACE != "cuda":
