@@ -34,6 +34,16 @@ def activated(x: Any, name: str) -> Any:
     return x
 
 
+def finished(acc: Any, bias: Any, residual: Any, tile: Any, name: str, is_biased: bool, is_added: bool) -> Any:
+    """activation(acc + bias) + residual, of a tile of the result."""
+    if is_biased:
+        acc = acc + bias.load((tile.index[1],), (tile.tile_shape[1],)).astype(T.f32)
+    acc = activated(acc, name)
+    if is_added:
+        acc = acc + residual.load_like(tile).astype(T.f32)
+    return acc
+
+
 @kernel
 def linear(
     y: T.Exclusive, x: T.Shared, w: T.Shared, bias: T.Shared, residual: T.Shared, BK: T.Const[int],
@@ -46,11 +56,7 @@ def linear(
         acc = T.zeros((BM, BN), T.f32)
         for k in T.range(x.num_tiles((BM, BK))[1], stages=STAGES):
             acc = T.mma(x.load((m, k), (BM, BK)), w.load((k, n), (BK, BN)), acc)
-        if BIASED:
-            acc = acc + bias.load((n,), (BN,)).astype(T.f32)
-        acc = activated(acc, ACTIVATION)
-        if ADDED:
-            acc = acc + residual.load_like(tile).astype(T.f32)
+        acc = finished(acc, bias, residual, tile, ACTIVATION, BIASED, ADDED)
         tile.store(acc.astype(y.dtype))
 
 
@@ -66,12 +72,7 @@ def linear_row(
     for k in T.range(x.num_tiles((1, BK))[1], stages=STAGES):
         row = T.reshape(x.load((m, k), (1, BK)), (BK, 1)).astype(T.f32)
         acc = T.fma(T.broadcast(row, (BK, BN)), w.load((k, n), (BK, BN)).astype(T.f32), acc)
-    out = T.sum(acc, axis=0)[None, :]
-    if BIASED:
-        out = out + bias.load((n,), (BN,)).astype(T.f32)
-    out = activated(out, ACTIVATION)
-    if ADDED:
-        out = out + residual.load_like(y).astype(T.f32)
+    out = finished(T.sum(acc, axis=0)[None, :], bias, residual, y, ACTIVATION, BIASED, ADDED)
     y.store(out.astype(y.dtype))
 
 
