@@ -87,6 +87,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
                 ),
                 "specialise, compile, pack arguments, launch; lazy and eager constructors; stages",
             ),
+            Folder("vmm", 52, ("vmm",), "physical memory, addresses and mappings by hand"),
             Folder("comm", 51, ("comm",), "group, symmetric heap, peer views, signals, counters, barriers, mailboxes"),
         ),
     ),

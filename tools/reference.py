@@ -23,7 +23,7 @@ if __name__ == "__main__":
 from tools.pages import Page, main  # noqa: E402 - a script finds its own package only now
 
 LANGUAGE = "peertile.language"
-API = ("peertile", "peertile.op", "peertile.tuning", "peertile.testing")
+API = ("peertile", "peertile.op", "peertile.tuning", "peertile.vmm", "peertile.testing")
 
 
 def public(module: str) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class FakeCuda:
                            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448}  # fmt: skip
         self.version = 13000
         self.streams = []
+        self.sharing = []
         self.native_launches = self.overlapping = 0
         self.keep, self.refusal = [], None
 
@@ -407,8 +408,9 @@ class FakeCuda:
         _libc.mmap(address, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10, -1, 0)
         self.blocks[address] = (nbytes, PointerKind.PAGEABLE, set())
 
-    def set_access(self, address, nbytes, devices):
-        self.blocks[address][2].update(devices)
+    def set_access(self, address, nbytes, devices, *, is_allowed=True):
+        allowed = self.blocks[address][2]
+        (allowed.update if is_allowed else allowed.difference_update)(devices)
 
     def allocate_ipc(self, nbytes):
         return self._new(nbytes, PointerKind.DEVICE)
@@ -438,6 +440,9 @@ class FakeCuda:
 
     def allow_shared_memory(self, function, nbytes):
         self.allowed = (function, nbytes)
+
+    def share_multiprocessors(self, function):
+        self.sharing.append(function)
 
     def occupancy(self, function, threads, shared_bytes):
         return 1 if shared_bytes > 100_000 else 80

@@ -157,6 +157,8 @@ def test_a_chain_longer_than_a_block_and_than_the_queue_runs_in_order(device, fa
     assert device.wait(device.last_ticket(s)) is Status.DONE
     assert read_words(device, s, at + 16, 1) == [700]
     assert device.completed(s) >= numbers[-1]
+    assert device.is_sound(s, numbers[-1])
+    assert not device.is_sound(s, device.last_ticket(s).sequence + 1)
     assert fake.native_launches > 256
 
 
@@ -168,6 +170,7 @@ def test_a_fault_in_a_chain_is_that_of_its_launch(device):
     numbers = device.launch_many(s, [(fail, args(count, 1 if k == 20 else -1)) for k in range(40)])
     ticket = device.last_ticket(s)
     assert device.wait(ticket) is Status.SKIPPED
+    assert not device.is_sound(s, numbers[19])  # something failed on this stream: every one is asked about
     record = device.take_fault(s)
     assert (record.kind, record.op, record.sequence, record.program) == (FaultKind.ASSERT, "fail", numbers[20], 1)
     assert device.run_prepared(s, fail, args(count, -1)) is None  # the stream goes on
@@ -248,6 +251,12 @@ def test_shared_memory_above_48_kib_is_allowed_and_above_the_device_refused(devi
     with raises(LaunchError, message):
         small.load_module(extra_kernel(b"python", "extra_shared"))
     small.close()
+
+
+def test_multiprocessors_of_kernels_that_wait_keep_room_for_what_ends_the_wait(device, fake):
+    device.load_module(SUITE.add)
+    device.load_module(SUITE.await_word)
+    assert fake.sharing == ["peertile_wait", "suite_await"]
 
 
 def test_a_kernel_for_another_architecture_is_refused(device):

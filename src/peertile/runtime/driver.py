@@ -53,6 +53,7 @@ __all__ = [
     "LoadableBinary",
     "MemoryStats",
     "ModuleHandle",
+    "Pages",
     "PreparedLaunch",
     "PrintSink",
     "SegmentHandle",
@@ -223,7 +224,57 @@ class ShareHandle(NamedTuple):
     fds: tuple[int, ...] = ()
 
     def with_fds(self, fds: tuple[int, ...]) -> ShareHandle:
+        """The same handle with other descriptors: those that a socket gave on the other side."""
         return ShareHandle(self.kind, self.payload, fds)
+
+
+class Pages(ABC):
+    """Virtual memory by hand, of one device: the system's calls, with nothing checked and nothing kept. Handles are
+    opaque; sizes, addresses and alignments are multiples of the granularity. AllocationError where memory or
+    addresses are lacking."""
+
+    @abstractmethod
+    def granularity(self, kind: ShareKind) -> int:
+        """Bytes that sizes and addresses are multiples of, for memory that can be shared as `kind`."""
+
+    @abstractmethod
+    def create(self, nbytes: int, kind: ShareKind) -> Any:
+        """Physical memory of the device; zeroed on cpu, undefined on a GPU."""
+
+    @abstractmethod
+    def release(self, handle: Any) -> None:
+        """Give up the handle of `create` or `import_`."""
+
+    @abstractmethod
+    def export(self, handle: Any, nbytes: int, kind: ShareKind) -> ShareHandle:
+        """What another process imports; its descriptors are new ones, the caller's to close."""
+
+    @abstractmethod
+    def import_(self, share: ShareHandle) -> tuple[Any, int]:
+        """A handle of the memory behind `share`, and its bytes; takes over `share.fds`."""
+
+    @abstractmethod
+    def reserve(self, nbytes: int, alignment: int) -> int:
+        """Addresses that nothing else gets, with nothing behind them."""
+
+    @abstractmethod
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give `reserve`d addresses back, all of them; nothing is mapped there any more."""
+
+    @abstractmethod
+    def map(self, address: int, nbytes: int, handle: Any) -> None:
+        """All of a handle's memory at reserved addresses. Nobody may access it yet."""
+
+    @abstractmethod
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo one `map`; the addresses stay reserved."""
+
+    @abstractmethod
+    def set_access(
+        self, address: int, nbytes: int, allowed: Sequence[DriverDevice], forbidden: Sequence[DriverDevice]
+    ) -> None:
+        """Of a mapping: `allowed` are all the devices that may load and store there, `forbidden` those that no longer
+        may."""
 
 
 class Ticket(NamedTuple):
@@ -382,6 +433,11 @@ class DriverDevice(ABC):
             )
         return self.create_segment(nbytes)
 
+    def pages(self) -> Pages | str:
+        """What makes physical memory, addresses and mappings one by one, or why there is nothing that does, as a line
+        of text."""
+        return f"{self.kind.value} has no virtual memory to map by hand"
+
     def multicast_objects(self) -> Any:
         """What makes multicast objects of the fabric over segments, or why there is nothing that does, as a line of
         text. Asks the system nothing unless the user opted in."""
@@ -457,6 +513,11 @@ class DriverDevice(ABC):
         """A sequence number up to which everything has left the stream: what is known without asking the device, so
         perhaps not the last such number. 0 is right for any driver; a good answer spares a `query` for each ticket."""
         return 0
+
+    def is_sound(self, stream: StreamHandle, sequence: int) -> bool:
+        """Whether it is known, without asking the device, that this operation has left the stream and that none on it
+        has failed. False is right for any driver; a good answer spares a `query` and a look for its fault."""
+        return False
 
     @abstractmethod
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:

@@ -40,6 +40,7 @@ from peertile.runtime.driver import (
     LoadableBinary,
     MemoryStats,
     ModuleHandle,
+    Pages,
     PreparedLaunch,
     PrintSink,
     SegmentHandle,
@@ -78,6 +79,7 @@ from peertile.runtime.drivers.cpu_layout import (
 from peertile.runtime.drivers.cpu_library import Native, native
 from peertile.runtime.drivers.cpu_maps import is_mapped
 from peertile.runtime.drivers.cpu_memory import Heap, Segment, Segments, map_anonymous, physical_bytes
+from peertile.runtime.drivers.cpu_pages import CpuPages
 from peertile.runtime.drivers.cpu_stream import (
     INLINE_ARGS,
     Arenas,
@@ -242,6 +244,9 @@ class CpuDevice(DriverDevice):
         return self._heap.stats()
 
     # ---------------------------------------------------------------------------------------------- segments
+
+    def pages(self) -> Pages | str:
+        return CpuPages(self._name)
 
     def create_segment(self, nbytes: int) -> tuple[SegmentHandle, int]:
         self._enter()

@@ -19,7 +19,18 @@ from typing import Final
 from peertile.errors import AllocationError, ArgumentError, UsageError
 from peertile.runtime.driver import MemoryStats, SegmentHandle, ShareHandle, ShareKind
 
-__all__ = ["Heap", "Segment", "Segments", "map_anonymous", "physical_bytes", "unmap"]
+__all__ = [
+    "PAGE",
+    "Heap",
+    "Segment",
+    "Segments",
+    "map_anonymous",
+    "physical_bytes",
+    "place",
+    "protect",
+    "unmap",
+    "unnamed_file",
+]
 
 ALIGN: Final = 64
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -29,11 +40,12 @@ _KEEP: Final = 1 << 30  # whole free arenas are kept up to this much, so that bi
 POISON: Final = 0xDB
 
 _LINUX: Final = sys.platform == "linux"
-_READ_WRITE: Final = 3
+_NO_ACCESS, _READ_WRITE = 0, 3
 _SHARED, _PRIVATE = 1, 2
 _ANONYMOUS: Final = 0x20 if _LINUX else 0x1000
 _NORESERVE: Final = 0x4000 if _LINUX else 0x40
 _POPULATE: Final = 0x8000 if _LINUX else 0
+_FIXED: Final = 0x10
 _MADV_HUGEPAGE: Final = 14
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +54,8 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _munmap: Final = _libc.munmap
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_mprotect: Final = _libc.mprotect
+_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _madvise: Final = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -79,6 +93,22 @@ def map_anonymous(nbytes: int) -> int:
 
 def unmap(address: int, nbytes: int) -> None:
     _munmap(address, nbytes)
+
+
+def place(nbytes: int, *, at: int | None = None, fd: int = -1) -> int:
+    """Address of a mapping that nobody may access yet, at `at` if given, in place of what is there: of the file `fd`,
+    or of nothing, which only keeps the addresses. OSError."""
+    flags = _PRIVATE | _ANONYMOUS | _NORESERVE if fd < 0 else _SHARED
+    address = _mmap(at, nbytes, _NO_ACCESS, flags | (0 if at is None else _FIXED), fd, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(address)
+
+
+def protect(address: int, nbytes: int, *, is_allowed: bool) -> None:
+    """Give or take the right to load and store. OSError."""
+    if _mprotect(address, nbytes, _READ_WRITE if is_allowed else _NO_ACCESS):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class Heap:
@@ -230,7 +260,7 @@ class Segments:
         available = _available_bytes()
         if nbytes > available:
             raise _no_segment(nbytes, available)
-        fd = _unnamed_file()
+        fd = unnamed_file()
         try:
             # Reserve now: without this, running out of memory is a SIGBUS at a store much later.
             if _LINUX:
@@ -336,7 +366,7 @@ def _no_segment(nbytes: int, available: int, reason: str | None = None) -> Alloc
     )
 
 
-def _unnamed_file() -> int:
+def unnamed_file() -> int:
     """Descriptor of a new file in memory that no path leads to."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("peertile", os.MFD_CLOEXEC)

@@ -45,6 +45,7 @@ from peertile.runtime.driver import (
     LoadableBinary,
     MemoryStats,
     ModuleHandle,
+    Pages,
     PreparedLaunch,
     SegmentHandle,
     ShareHandle,
@@ -80,6 +81,7 @@ from peertile.runtime.drivers.cuda_ops import (
     WaitWord,
     WriteValue,
 )
+from peertile.runtime.drivers.cuda_pages import CudaPages
 from peertile.runtime.drivers.cuda_peers import HostPages, SharedModules
 from peertile.runtime.drivers.cuda_probe import capabilities_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
@@ -168,6 +170,7 @@ class CudaDevice(DriverDevice):
             self._capture = api.create_stream(0)
             module = api.load_module(PTX.encode() + b"\0")
             self.kernels = {name: api.function(module, name) for name in NAMES}
+            api.share_multiprocessors(self.kernels["peertile_wait"])
             self.pump = Pump(self, api, greatest)
             self._capability = (
                 api.attribute(self.handle, "COMPUTE_CAPABILITY_MAJOR"),
@@ -363,6 +366,11 @@ class CudaDevice(DriverDevice):
 
     def create_shared(self, nbytes: int, kind: ShareKind) -> tuple[SegmentHandle, int]:
         return self.create_segment(nbytes, kind)
+
+    def pages(self) -> Pages | str:
+        if not any(kind in self.capabilities.shares for kind in (ShareKind.FD, ShareKind.FABRIC)):
+            return f"{self.name} has no virtual memory management"
+        return CudaPages(lambda: _Using(self), self.handle, self.name)
 
     def multicast_objects(self) -> MulticastObjects | str:
         refusal = consent_refusal(config())
@@ -632,6 +640,8 @@ class CudaDevice(DriverDevice):
                 raise self._wrong_arch(binary) from error
             if binary.shared_bytes > 0:
                 api.allow_shared_memory(function, binary.shared_bytes)
+            if binary.waits:
+                api.share_multiprocessors(function)
             blocks = api.occupancy(function, binary.threads, binary.shared_bytes)
         return CudaModule(
             module, function, binary.entry, binary.threads, binary.shared_bytes, binary.layout,
@@ -801,6 +811,9 @@ class CudaDevice(DriverDevice):
         assert isinstance(stream, CudaStream)
         stream.look()
         return stream.settled
+
+    def is_sound(self, stream: StreamHandle, sequence: int) -> bool:
+        return type(stream) is CudaStream and sequence <= stream.settled and not stream.spans
 
     # ------------------------------------------------------------------------------------------------- graphs
 

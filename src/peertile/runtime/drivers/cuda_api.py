@@ -23,6 +23,7 @@ __all__ = ["CudaApi", "CudaError", "LaunchConfig", "PointerKind"]
 
 Handle = Any
 
+_MOST_SHARED: Final = 100  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED: the percentage of a multiprocessor's memory
 _STICKY: Final = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
@@ -391,12 +392,15 @@ class CudaApi:
         location.id = int(device)
         return location
 
-    def _access(self, devices: Sequence[Handle]) -> list[Any]:
+    def _access(self, devices: Sequence[Handle], is_allowed: bool = True) -> list[Any]:
+        flags = self._d.CUmemAccess_flags
         descriptors = []
         for device in devices:
             descriptor = self._d.CUmemAccessDesc()
             descriptor.location = self._location(device)
-            descriptor.flags = self._d.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            descriptor.flags = (
+                flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if is_allowed else flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+            )
             descriptors.append(descriptor)
         return descriptors
 
@@ -450,8 +454,8 @@ class CudaApi:
     def unmap(self, address: int, nbytes: int) -> None:
         self._ok("cuMemUnmap", self._d.cuMemUnmap(address, nbytes))
 
-    def set_access(self, address: int, nbytes: int, devices: Sequence[Handle]) -> None:
-        descriptors = self._access(devices)
+    def set_access(self, address: int, nbytes: int, devices: Sequence[Handle], *, is_allowed: bool = True) -> None:
+        descriptors = self._access(devices, is_allowed)
         self._ok("cuMemSetAccess", self._d.cuMemSetAccess(address, nbytes, descriptors, len(descriptors)))
 
     def allocate_ipc(self, nbytes: int) -> int:
@@ -491,6 +495,16 @@ class CudaApi:
     def allow_shared_memory(self, function: Handle, nbytes: int) -> None:
         attribute = self._d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._ok("cuFuncSetAttribute", self._d.cuFuncSetAttribute(function, attribute, nbytes))
+
+    def share_multiprocessors(self, function: Handle) -> None:
+        """Multiprocessors that this kernel occupies keep room for shared memory of kernels that come later.
+
+        How much of a multiprocessor's first-level cache is shared memory changes only while nothing runs there, and is
+        by default what the first kernel needs. A kernel without shared memory that spins on all of them would keep any
+        kernel that needs some from starting, and so from ending the wait.
+        """
+        attribute = self._d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        self._ok("cuFuncSetAttribute", self._d.cuFuncSetAttribute(function, attribute, _MOST_SHARED))
 
     def occupancy(self, function: Handle, threads: int, shared_bytes: int) -> int:
         """Blocks of this kernel that one multiprocessor holds."""

@@ -341,7 +341,9 @@ class SimDevice(DriverDevice):
         result = stream.result(ticket.sequence)
         machine = self.machine
         host = machine.host
-        if host is not None and not machine.stopping:
+        if host is not None and machine.stopping:
+            host.went_on()
+        elif host is not None:
             if result.status is Status.PENDING:
                 host.step(Call.ASKS)  # who asks again and again lets others go on
             if machine.asked_of is not None:
@@ -357,6 +359,8 @@ class SimDevice(DriverDevice):
         machine = self.machine
         host = machine.host
         if machine.stopping:
+            if host is not None:
+                host.went_on()
             return result.status
         if host is not None:
             host.step(Call.WAITS)
