@@ -1,4 +1,4 @@
-"""No false report: every collective, fused kernel, mailbox, example and repaired case on many schedules, 2 to 4 ranks.
+"""No false report: every kernel of the library, mailbox, example and repaired case on many schedules, 2 to 4 ranks.
 
     python benchmarks/many_schedules.py --state soak.jsonl --budget-s 60     # again, until it says that all is done
     python benchmarks/many_schedules.py --state soak.jsonl --budget-s 600 --jobs 32
@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cases"), str(ROOT / "tests" / "fused")]
 
 from fused_programs import SMALL  # noqa: E402 - found only now
+from tests.checker.library_programs import MORE  # noqa: E402
 from tests.checker.test_library import NAMES, collective  # noqa: E402
 from tests.sim.kernels import all_reduce_kernel, box_type, floats  # noqa: E402
 
@@ -66,6 +67,9 @@ def programs() -> Iterator[tuple[str, Callable[[], Case]]]:
     for name, fused in SMALL.items():
         for ranks in RANKS:
             yield f"fused {name}, {ranks} ranks", lambda fused=fused, ranks=ranks: ProgramCase(fused, ranks)
+    for name, more in MORE.items():
+        for ranks in RANKS:
+            yield f"library {name}, {ranks} ranks", lambda more=more, ranks=ranks: ProgramCase(more, ranks)
     for depth, acknowledged in ((2, False), (4, False), (1, True), (2, True)):
         for ranks in RANKS:
             how = "acknowledged" if acknowledged else "not acknowledged"

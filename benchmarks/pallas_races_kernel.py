@@ -54,7 +54,7 @@ def case(without: int, rounds: int, ranks: int, tile: int) -> Case:
         "result": SignalType(), "read": SignalType(), "rounds": TileType(i64),
     }  # fmt: skip
     built = build_kernel(push_all_reduce, types, {"B": tile, "WITHOUT": without}, unsafe=False, name="push_all_reduce")
-    kernel = run_pipeline(built, order_rules=False)
+    kernel = run_pipeline(built, broken=[])
 
     def ones() -> PerRank:
         return PerRank([np.ones(ranks * tile, np.float32) for _ in range(ranks)])

@@ -2,8 +2,9 @@
 
 Runs one behind the other, each with a bound and a log of its own in the folder:
 
-- `suite`: every test that one GPU can run (`pytest --device cuda --gpus 1`); tests that need more are deselected. What
-  no recorded run has passed goes first. Leaves `suite.outcomes`, for tools/runs.py;
+- `suite`: every test that one GPU can run (`pytest --device cuda --gpus 1`); tests that need more are deselected. With
+  `--gpus 2` each test has two, and every one of the `--workers`, which should be fewer then, a context on both. What no
+  recorded run has passed goes first. Leaves `suite.outcomes`, for tools/runs.py;
 - `programs`: random programs against their meaning (check_cuda_programs.py);
 - `memcheck`: each example of one rank under compute-sanitizer, which has to find nothing;
 - `blocking`: which calls on the host wait for a running kernel (check_cuda_blocking.py);
@@ -109,7 +110,7 @@ def suite(run: Run) -> str | None:
     status, text = run.do(
         "suite.log",
         [
-            sys.executable, "-m", "pytest", "--device", "cuda", "--gpus", "1", "-n", str(options.workers),
+            sys.executable, "-m", "pytest", "--device", "cuda", "--gpus", str(options.gpus), "-n", str(options.workers),
             "--dist", "worksteal", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark",
             "--unseen-first",
             "--timeout", str(TEST_S), "-o", f"faulthandler_timeout={GONE_S}", "-o", "faulthandler_exit_on_timeout=true",
@@ -260,6 +261,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=900.0, help="bound of the whole")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="of the suite")
+    parser.add_argument("--gpus", type=int, default=1, help="of each test of the suite")
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--program-workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=20261130, help="of the suite; kernels follow from it in part")

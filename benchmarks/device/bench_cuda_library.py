@@ -5,6 +5,7 @@
 One GPU (`--ranks 1`): softmax, rms_norm, swiglu, rope, attention, matmul, fft, programs, decode, embed.
 Two (`--ranks 2`, a process for each): gather, scatter, reduce, experts, programs, embed, decode.
 Every section has its own bound in seconds, as SECTION=SECONDS; a section that fails says why and the next one begins.
+PEERTILE_BENCH_ONLY is a regular expression for the names of cases.
 Each case is checked on fresh random numbers with outputs full of NaN before it is timed; the sides take turns; times
 are medians in microseconds, of the slower rank. Prints a JSON line for each case, and appends it to FILE. Needs torch.
 Makes no multicast object and changes no setting of a GPU.
@@ -61,6 +62,8 @@ MIB = 1 << 20
 PLACE = "cuda" if os.environ["PEERTILE_DEVICE"] == "cuda" else "cpu"
 SHRINK = 1 if PLACE == "cuda" else 16
 """Extents are divided by it: on cpu the script itself is tried, and nothing is measured."""
+ONLY = os.environ.get("PEERTILE_BENCH_ONLY", "")
+"""Cases that are wanted, by what their names hold; all of them without it."""
 SILENT_S = 30
 """After so long in one case every rank says on standard error where it is, and again as often."""
 ROTATE = 3
@@ -172,8 +175,14 @@ def calls_for(us: float) -> int:
     return max(ROTATE, min(40, int(4000 / us))) if PLACE == "cuda" else 1
 
 
+def is_wanted(name: str) -> bool:
+    return not ONLY or re.search(ONLY, name) is not None
+
+
 def case(b: Bench, section: str, name: str, function: Callable[[], Json]) -> None:
     """A case, with what went wrong on whichever rank; all ranks go on together."""
+    if not is_wanted(name):
+        return
     b.on_time()
     group = b.group
     # What ends this process may come from outside: was a kernel compiled, or waited for?

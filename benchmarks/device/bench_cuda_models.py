@@ -4,10 +4,11 @@ linear maps of one row, tensors of torch, autotuning. Each is right against floa
     PYTHONPATH=src:. python3 benchmarks/device/bench_cuda_models.py [--limit S] [--out FILE] [SECTION ...]
     PYTHONPATH=src:. python3 benchmarks/device/bench_cuda_models.py --pack FILE
 
-Sections: embed, embed_compiled, embed_shared and fused_shared (two and three ranks, threads, on one GPU), decode, rows,
-few, interop, tuning; each may have its bound in seconds, as SECTION=SECONDS. Published weights come from the package
-that the example uses or, where PEERTILE_BENCH_WEIGHTS names it, from a file that `--pack` made: the weights rounded to
-f16, the rows of the words that are used, and what the weights themselves give, in float64, which has to come out.
+Sections: embed, embed_compiled, embed_shared and fused_shared (two and three ranks, threads, on one GPU), decode,
+decode_beside, rows, few, interop, tuning; each may have its bound in seconds, as SECTION=SECONDS. Published weights
+come from the package that the example uses or, where PEERTILE_BENCH_WEIGHTS names it, from a file that `--pack` made:
+the weights rounded to f16, the rows of the words that are used, and what the weights themselves give, in float64, which
+has to come out.
 Options and output are those of bench_cuda_library.py. Makes no multicast object and changes no setting of a GPU.
 """
 
@@ -44,8 +45,8 @@ from peertile.library import products as products_module
 from peertile.library.collectives import Collectives
 from peertile.tuning import Rules
 
-Bench, Json, SHRINK, PLACE, case, guarded = (
-    bench.Bench, bench.Json, bench.SHRINK, bench.PLACE, bench.case, bench.guarded,
+Bench, Json, SHRINK, PLACE, case, guarded, is_wanted = (
+    bench.Bench, bench.Json, bench.SHRINK, bench.PLACE, bench.case, bench.guarded, bench.is_wanted,
 )  # fmt: skip
 ROOT = bench.ROOT
 SHAPES = ((32, 128), (8, 32), (1, 16))
@@ -249,7 +250,7 @@ def fused_shared(b: Bench) -> None:
     """The programs of the fused kernels, by ranks that are threads on one GPU; a process for each program, three at a
     time."""
     small: Any = importlib.import_module("tests.fused.fused_programs")
-    jobs = [(ranks, name) for ranks in (2, 3) for name in small.PROGRAMS]
+    jobs = [(ranks, name) for ranks in (2, 3) for name in small.PROGRAMS if is_wanted(f"{name}, {ranks} ranks")]
 
     def run(job: tuple[int, str]) -> Json:
         command = [sys.executable, __file__, "--fused", str(job[0]), job[1]]
@@ -291,6 +292,12 @@ def decode(b: Bench) -> None:
             return _decoded(b, shapes, 40 if SHRINK == 1 else 4, is_compared=is_compared)
 
         case(b, "decode", "qwen_0.5b beside torch" if is_compared else "qwen_0.5b", one)
+
+
+def decode_beside(b: Bench) -> None:
+    """Beside torch alone, whose compiler takes most of the time."""
+    shapes = QWEN if SHRINK == 1 else QWEN | {"LAYERS": 2}
+    case(b, "decode", "qwen_0.5b beside torch", lambda: _decoded(b, shapes, 40 if SHRINK == 1 else 4, is_compared=True))
 
 
 def _decoded(b: Bench, shapes: Json, count: int, *, is_compared: bool) -> Json:
@@ -719,7 +726,7 @@ def resumed(folder: str) -> None:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "embed": embed, "embed_compiled": embed_compiled, "embed_shared": embed_shared,
-    "fused_shared": fused_shared, "decode": decode, "rows": rows, "few": few,
+    "fused_shared": fused_shared, "decode": decode, "decode_beside": decode_beside, "rows": rows, "few": few,
     "interop": interop, "tuning": tuning,
 }  # fmt: skip
 

@@ -101,8 +101,8 @@ class Specialization:
     """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
     __slots__ = (
-        "binary", "captures", "compiled", "extent_checks", "has_pointers", "modules", "most_ns", "ns_per_program",
-        "options", "prepared", "timed",
+        "binary", "captures", "compiled", "extent_checks", "has_pointers", "may_change", "modules", "most_ns",
+        "ns_per_program", "options", "prepared", "timed",
     )  # fmt: skip
 
     def __init__(self, compiled: Compiled, captures: Snapshot, types: Iterable[Type]) -> None:
@@ -111,6 +111,7 @@ class Specialization:
         self.extent_checks = [(c.lhs, c.lhs_axis, c.lhs_size, c.rhs, c.rhs_axis, c.rhs_size) for c in compiled.checks]
         self.has_pointers = any(type(t) is PointerType for t in types)
         self.captures = captures
+        self.may_change = bool(captures.globals or captures.cells)
         self.binary = compiled.binary
         self.modules: dict[int, ModuleHandle] = {}
         self.options: dict[int, LaunchOptions] = {}

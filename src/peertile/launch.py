@@ -75,6 +75,8 @@ _TIMED_LAUNCHES = 8
 """Launches of a specialisation that are timed: enough to know it, few enough to cost nothing."""
 _TRY_NS = 500_000
 """A launch that took less than this with all hand-overs may be tried on the thread of an event loop."""
+_MOST_BRIEF_NS = 20_000
+"""What a launch takes whatever its kernel does, at most: on a GPU, where both ways cross a bus, about 16 us."""
 _UNKNOWN_NS = 1 << 62
 
 
@@ -137,6 +139,10 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         """The specialisation that this launch uses, compiled now if need be; runs nothing."""
         return self.kernel.specialize(self.bound)
 
+    def load(self) -> None:
+        """Compile and load what this launch runs, now; run nothing. As `KernelFunction.warm_up` with its arguments."""
+        self._prepare()
+
     def preferred_stream(self) -> Stream | None:
         """Where its channel was used last, else where something it uses is still in use."""
         busy = False
@@ -155,7 +161,8 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             return _UNKNOWN_NS
         if spec.ns_per_program is not None:
             n0, n1, n2 = (self.bound.grid or (1, 1, 1)) if ready is None else ready.prepared.grid
-            return int(spec.ns_per_program * n0 * n1 * n2)
+            # An await may spin for the kernel; the launch itself, and the news of its end, it needs either way.
+            return int(spec.ns_per_program * n0 * n1 * n2) - min(self.device.brief_ns, _MOST_BRIEF_NS)
         return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
 
     def _took(self, ns: int) -> None:
@@ -166,7 +173,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
     def _prepare(self) -> Ready:
         """All checks of a launch, and what the driver needs. Changes nothing on the device."""
         ready = self._ready
-        if ready is None or not ready.spec.captures.is_current():
+        if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
             ready = self._ready = self._made_ready()
         return ready
 
@@ -206,7 +213,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if bound is not None and bound.group is not None:
             bound.group.check()
         ready = self._ready
-        if ready is None or not ready.spec.captures.is_current():
+        if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
             ready = self._ready = self._made_ready()
         launched = Launched(self.kernel.name, stream, site, self.uses, ready.maker)
         stream.admit(launched)
@@ -247,7 +254,10 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             if spec.timed < _TIMED_LAUNCHES:
                 start = time.perf_counter_ns()
                 record = device.driver.run_prepared(stream.handle, prepared, args)
-                spec.took(time.perf_counter_ns() - start, math.prod(prepared.grid))
+                ns = time.perf_counter_ns() - start
+                spec.took(ns, math.prod(prepared.grid))
+                if ns < device.brief_ns:
+                    device.brief_ns = ns
             else:
                 record = device.driver.run_prepared(stream.handle, prepared, args)
         except BaseException:
@@ -262,17 +272,29 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             raise _explain(record, *ready.maker[1:])
         return self.given
 
+    def _enter(self, context: ExecutionContext) -> tuple[Any, ...]:
+        # As any operation does, without its calls, where a launch with the same arguments was made before.
+        if self._spent or self._bound is not None or self.uses[0].storage.device is not context.device:
+            return super()._enter(context)
+        self._spent = True
+        return self._execute(context)
+
     def _execute(self, context: ExecutionContext) -> tuple[Any, ...]:
         bound = self._bound
         if bound is not None and bound.group is not None:
             context.require(bound.group.check)
         ready = self._ready
-        if ready is None or not ready.spec.captures.is_current():
+        if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
             ready = self._ready = self._made_ready()
-        lease = context.lease(self.uses, self.kernel.name, self._site)
         if context.recording is None and not context.on_caller:
+            # As `lease` does first, without the call: links of a chain mostly use what the one before them did.
+            leases = context.leases
+            lease: Lease | None = leases[-1] if leases and not context.gives_up_leases else None
+            if lease is None or not context.device.leases.again(lease, self.kernel.name, self._site, self.uses):
+                lease = context.lease(self.uses, self.kernel.name, self._site)
             context.launch(ready.prepared, ready.args, lease, ready.maker)
             return self.given
+        lease = context.lease(self.uses, self.kernel.name, self._site)
         context.keep_launch(ready.maker)
         if context.on_caller:
             driver = context.driver
@@ -325,11 +347,43 @@ class KeptLaunch:
         if record is not None:
             raise _explain(record, *ready.maker[1:])
 
+    def submitted(self, stream: Stream, site: Site | None) -> ExecutionContext | Launched:
+        """As `LaunchOp.submitted_at`: launches that follow each other share one lease, as long as nobody else uses what
+        they do, and each keeps it until it is over."""
+        launch, standing = self.launch, self._standing
+        bound = launch._bound or launch.bound
+        if standing is None or standing.lease.stream is not stream:
+            standing = self._standing = Standing(launch.kernel.name, stream, bound.uses)
+        group = bound.group
+        if group is not None:
+            group.check()
+        ready = launch._ready
+        if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
+            ready = launch._ready = launch._made_ready()
+        if not standing.enter(site):
+            return launch.submitted_at(stream, site)
+        launched = Launched(launch.kernel.name, stream, site, bound.uses, ready.maker)
+        launched.kept = standing
+        stream.admit(launched)
+        try:
+            launched.sequence = stream.device.driver.enqueue(stream.handle, ready.prepared, ready.args)
+        except BaseException:
+            self._standing = None  # it may have been enqueued: it keeps the lease until the stream is behind that
+            launched.abandon()
+            standing.under_way(max(launched.sequence, 0))
+            raise
+        # As `under_way` does.
+        lease = standing.lease
+        lease.sequence = launched.sequence
+        lease.active = False
+        return launched
+
 
 class DeferredLaunchOp(LaunchOp):
     """A launch with arguments that are operations themselves: bound when they have run, on the same stream."""
 
     __slots__ = ("_args", "_grid", "_kwargs")
+    _enter = DeviceOp._enter
 
     def __init__(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> None:
         self._spent = False

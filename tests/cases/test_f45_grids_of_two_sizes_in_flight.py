@@ -27,6 +27,11 @@ def workers(word: T.Peer, count: T.i64):
         T.st(word.local, T.i32(1), index=(0,), order=T.release)
 
 
+@pt.kernel
+def square(z: T.Exclusive, x: T.Shared):
+    z.store(T.mma(x.load((0, 0), (64, 64)), x.load((0, 0), (64, 64))))
+
+
 @pytest.mark.parametrize("workers_first", [True, False])
 def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
     group = pt.init()
@@ -46,3 +51,27 @@ def test_grids_that_wait_for_each_other_run_in_either_order(workers_first):
             group.recover(timeout_s=20)
             raise
         assert sum(values(word.local)) == 257
+
+
+def test_what_needs_shared_memory_starts_beside_a_grid_that_waits_everywhere():
+    """On a GPU the first kernel on a multiprocessor settles how much of it is shared memory while it runs there."""
+    group = pt.init()
+    x, z = pt.ones((64, 64), pt.f16), pt.zeros((64, 64), pt.f32)
+    with pt.SymmetricHeap(group, size_bytes=1 << 20) as heap:
+        word = heap.zeros((300,), pt.i32)
+        word.copy_from(np.ones(300, np.int32))
+        workers.grid(7)(word, 256).sync()
+        schedulers.grid(256)(word).sync()
+        square(z.partition((64, 64)), x).sync()
+        word.copy_from(np.zeros(300, np.int32))
+        pt.op.fill(z, 0).sync()
+        a, b = device().stream(), device().stream()
+        waiting = schedulers.grid(256)(word).submit(a)
+        try:
+            square(z.partition((64, 64)), x).sync_on(b)
+            assert set(np.ravel(z.numpy())) == {64}
+            workers.grid(7)(word, 256).sync_on(b)
+            waiting.wait(30)
+        except pt.errors.PeertileError:
+            group.recover(timeout_s=20)
+            raise

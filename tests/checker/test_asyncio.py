@@ -68,6 +68,7 @@ def test_every_rank_has_a_loop_of_its_own() -> None:
 
 
 @pytest.mark.feature("C1", "sim")
+@pytest.mark.feature("H8", "sim")
 def test_awaited_work_ends_in_an_order_that_the_schedule_chooses() -> None:
     orders = set()
 
@@ -288,7 +289,7 @@ def test_a_loop_that_nobody_wakes_is_a_deadlock_that_names_its_tasks() -> None:
     (verdict,) = check(main, 1, schedules=1).verdicts
     assert verdict.kind is VerdictKind.DEADLOCK
     what = verdict.waiters[0].what
-    assert what.startswith("its event loop; 1 tasks wait: ")
+    assert what.startswith("its event loop; 1 task waits: ")
     assert f"forgotten at {line(main, 'Event()')}" in what
 
 
@@ -306,7 +307,7 @@ def test_an_awaited_kernel_that_never_ends_is_a_deadlock() -> None:
     (verdict,) = check(main, 2, schedules=1).verdicts
     assert verdict.kind is VerdictKind.DEADLOCK
     assert "word.arrived[0, 1] on rank 0 at_least 1" in str(verdict)
-    assert "its event loop; 1 tasks wait" in str(verdict)
+    assert "its event loop; 1 task waits" in str(verdict)
 
 
 def test_a_queue_that_nobody_fills_is_a_deadlock() -> None:

@@ -220,6 +220,27 @@ def test_a_collective_that_a_rank_never_makes_is_a_deadlock() -> None:
     assert "word.arrived[0, 1] on rank 0 at_least 1" in str(verdict)
 
 
+def test_subgroups_that_meet_in_a_circle_are_a_deadlock_that_names_them() -> None:
+    def main(group) -> None:
+        one, two, three = (group.subgroup(ranks) for ranks in ((0, 1), (1, 2), (0, 2)))
+        first, second = {0: (one, three), 1: (two, one), 2: (three, two)}[group.rank]
+        first.barrier("met")
+        second.barrier("met")
+
+    verdict = assert_reports(VerdictKind.DEADLOCK, main, 3, schedules=1)
+    at = f"{__file__}:{main.__code__.co_firstlineno + 3}"
+    assert str(verdict) == (
+        "deadlock: 3 agents wait and nobody is left who could let them go on\n"
+        "  the host thread of rank 0 waits for the other ranks in barrier(met) of the group of world ranks 0, 1; "
+        f"arrived: 0\n    at {at}\n"
+        "  the host thread of rank 1 waits for the other ranks in barrier(met) of the group of world ranks 1, 2; "
+        f"arrived: 1\n    at {at}\n"
+        "  the host thread of rank 2 waits for the other ranks in barrier(met) of the group of world ranks 0, 2; "
+        f"arrived: 2\n    at {at}\n"
+        "  replay: --seed 0 or --choices z0"
+    )
+
+
 def test_subgroups_work() -> None:
     def main(group) -> None:
         part = group.subgroup((0, 2))

@@ -11,7 +11,10 @@ import peertile.language as T
 from peertile.checker.check import check
 from peertile.checker.program import ProgramCase
 from peertile.cli.bench_checker import handshake_rounds
+from peertile.cli.bench_protocols import protocols
 from peertile.ir.core import Kernel
+from peertile.library.fused import FusedProducts
+from peertile.library.selection import Algorithm
 from peertile.memory_model import Order
 from peertile.sim.explore import exhaust
 from peertile.sim.verdicts import VerdictKind
@@ -79,3 +82,38 @@ def test_every_protocol_of_the_library_is_right_in_every_schedule(name: str) -> 
     assert report.clean, str(report)
     assert report.exploration.complete, report.statement()
     assert time.process_time() - start < 60
+
+
+OTHERS = {name: main for name, main in protocols().items() if name.startswith(("gpu.", "multicast.", "fused."))}
+"""Kernels for GPUs, collectives over one address, fused products, attention, experts."""
+
+
+def at_once(group) -> None:
+    """As on a GPU: a part of the product is begun when all of it is there."""
+    a, b = np.ones((2, 3), np.float32), np.ones((3, 3), np.float32)
+    with FusedProducts(group, movers=1, workers=1, tile=(2, 4, 4), staging_bytes=1 << 14) as products:
+        products._on_gpu, products._worth_waiting = True, 1
+        out = pt.zeros((4, 3), pt.f32)
+        products.all_gather_matmul(pt.asarray(a + group.rank), pt.asarray(b), out, rows=[2, 2]).sync()
+        assert np.array_equal(out.numpy(), np.concatenate([a, a + 1]) @ b)
+
+
+OTHERS["fused.all_gather_product.at_once"] = at_once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.feature("C1", "sim")
+def test_every_other_protocol_of_the_library_is_right_in_every_schedule(name: str) -> None:
+    start = time.process_time()
+    report = check(OTHERS[name], 2, exhaustive=True, limit=5000)
+    assert report.clean, str(report)
+    assert report.exploration.complete, report.statement()
+    assert time.process_time() - start < 60
+
+
+def test_every_way_of_the_library_has_a_protocol_that_is_run_in_every_schedule() -> None:
+    ways = {name.split(".")[1] for name in protocols() if name.startswith("all_reduce.")}
+    ways |= {name.split(".")[2] for name in protocols() if name.startswith("gpu.")}
+    assert {a.value for a in Algorithm} <= ways | {Algorithm.MULTIMEM.value}
+    assert "multicast.all_reduce" in OTHERS

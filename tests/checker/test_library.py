@@ -1,19 +1,26 @@
 """The collectives of the library on the simulated machine: no false report, and right values."""
 
 import importlib.util
+import pkgutil
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.checker.library_programs import MORE, gpu_moves, gpu_plan, values
+from tests.fused.fused_programs import SMALL
 
 import peertile as pt
+import peertile.library
 from peertile.checker.check import check
+from peertile.kernel import KernelFunction
 from peertile.library import cuda_collectives, cuda_kernels
 from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import GPU_ONLY, Algorithm
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     *(f"all_reduce {a.value}" for a in Algorithm if a not in GPU_ONLY | {Algorithm.MULTIMEM}),
     "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "barrier", "all_gather_v",
@@ -23,10 +30,6 @@ NAMES = [
 def size_of(name: str) -> int:
     """Elements: several tiles and chunks where the algorithm allows them."""
     return {"all_reduce one_shot": 400, "all_reduce flagged": 200}.get(name, 6000)
-
-
-def values(rank: int, n: int) -> np.ndarray:
-    return (np.arange(n) % 7 + rank).astype(np.float32)
 
 
 def collective(name: str, n: int = 100, programs: int | None = 2, turns: int = 2):
@@ -71,50 +74,56 @@ def test_collectives_are_clean_on_two_ranks(name: str) -> None:
     assert report.clean, str(report)
 
 
-def gpu_plan(algorithm: Algorithm, tile: int):
-    """All-reduces by the kernels for GPUs, out of place and in place, one tile to a program and several."""
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", [n for n in MORE if not n.startswith("for GPUs")])
+@pytest.mark.feature("A1", "sim")
+@pytest.mark.feature("A2", "sim")
+@pytest.mark.feature("A4", "sim")
+def test_the_other_kernels_are_clean(name: str, ranks: int) -> None:
+    report = check(MORE[name], ranks, schedules=2)
+    assert report.clean, str(report)
 
-    def main(group) -> None:
-        size = group.size
-        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 2) + (1 << 16)) as heap:
-            plans, x, out = GpuPlans(heap, 2), pt.asarray(values(group.rank, 60)), pt.zeros((60,), pt.f32)
-            for shape in (Shape(algorithm, 2, tile), Shape(algorithm, 2, tile // 4)):
-                for _ in range(2):
-                    plans.all_reduce(shape, x, out, ReduceOp.SUM).sync()
-                    assert np.array_equal(out.numpy(), sum(values(r, 60) for r in range(size)))
-                plans.all_reduce(shape, None, out, ReduceOp.MAX).sync()
 
-    return main
+@pytest.mark.slow
+def test_every_kernel_of_the_library_is_in_a_program_that_is_checked(monkeypatch) -> None:
+    """What benchmarks/many_schedules.py runs on many schedules: these programs, and the examples."""
+    launched: set[str] = set()
+    call, grid = KernelFunction.__call__, KernelFunction.grid
+
+    def seen(kernel: KernelFunction) -> None:
+        launched.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
+
+    def calling(kernel, *arguments, **options):
+        seen(kernel)
+        return call(kernel, *arguments, **options)
+
+    def laid_out(kernel, *extents):
+        seen(kernel)
+        return grid(kernel, *extents)
+
+    monkeypatch.setattr(KernelFunction, "__call__", calling)
+    monkeypatch.setattr(KernelFunction, "grid", laid_out)
+    programs = [*MORE.values(), *SMALL.values(), *(collective(name) for name in NAMES), EXAMPLES / "decode_loop.py"]
+    for program in [*programs, EXAMPLES / "embed.py"]:
+        report = check(program, 2, schedules=1)
+        assert report.clean, str(report)
+    every = set()
+    for module in pkgutil.iter_modules(peertile.library.__path__, "peertile.library."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, KernelFunction):
+                every.add(f"{value.fn.__module__}.{value.fn.__name__}")
+    assert len(every) > 60
+    assert every - launched == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("algorithm", "tile"), [("flagged", 32), ("filled", 16), ("filled", 64), ("pushed", 32)])
 def test_kernels_for_gpus_are_clean(algorithm: str, tile: int, ranks: int) -> None:
-    """A filled tile of 64 is all of a launch, and so is a quarter of it: six of those use four places."""
+    """A filled tile of 64 is all of a launch, and so is a quarter of it."""
     report = check(gpu_plan(Algorithm(algorithm), tile), ranks, schedules=2)
     assert report.clean, str(report)
-
-
-def gpu_moves(algorithm: Algorithm, tile: int):
-    """The other collectives by the kernels for GPUs, with tiles of two sizes one behind the other."""
-
-    def main(group) -> None:
-        size, me = group.size, group.rank
-        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 2) + (1 << 16)) as heap:
-            plans, n = GpuPlans(heap, 2), 60
-            rows = [values(r, size * n).reshape(size, n) for r in range(size)]
-            x, whole, part = pt.asarray(rows[me].reshape(-1)), pt.zeros((size * n,), pt.f32), pt.zeros((n,), pt.f32)
-            mine = pt.asarray(rows[me][0])
-            for shape in (Shape(algorithm, 2, tile), Shape(algorithm, 2, tile // 4)):
-                plans.reduce_scatter(shape, x, part, ReduceOp.SUM).sync()
-                assert np.array_equal(part.numpy(), sum(r[me] for r in rows))
-                plans.gather(shape, mine, whole, each=False).sync()
-                assert np.array_equal(whole.numpy(), np.concatenate([r[0] for r in rows]))
-                plans.gather(shape, x, whole, each=True).sync()
-                assert np.array_equal(whole.numpy(), np.concatenate([r[me] for r in rows]))
-
-    return main
 
 
 @pytest.mark.slow
@@ -125,10 +134,61 @@ def test_kernels_for_gpus_that_move_are_clean(algorithm: str, ranks: int) -> Non
     assert report.clean, str(report)
 
 
+def gpu_turns(tile: int, launches: int):
+    """The same all-reduce by filled places again and again."""
+
+    def main(group) -> None:
+        size = group.size
+        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 4) + (1 << 16)) as heap:
+            plans, x, out = GpuPlans(heap, 4), pt.asarray(values(group.rank, 60)), pt.zeros((60,), pt.f32)
+            for _ in range(launches):
+                plans.all_reduce(Shape(Algorithm.FILLED, 2, tile), x, out, ReduceOp.SUM).sync()
+
+    return main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tile", "launches", "slots"), [(16, 12, 8), (16, 20, 16), (4, 4, 8), (2, 3, 8), (1, 2, 8)])
+def test_filled_places_of_any_number_of_slots_are_clean(tile: int, launches: int, slots: int, monkeypatch) -> None:
+    """Of so many that all slots come again, in launches of one turn, of four, eight and fifteen."""
+    monkeypatch.setattr(cuda_collectives, "SHORT_SLOTS", 2 * slots)
+    report = check(gpu_turns(tile, launches), 2, schedules=2)
+    assert report.clean, str(report)
+
+
+def gpu_mixed(seed: int):
+    """All-reduces by filled places, cut in any way: launches of one turn and of several follow each other."""
+    draw = random.Random(seed).choice
+    ways = [(draw((16, 32, 8, 4, 2)), draw((1, 2, 4)), draw((True, False))) for _ in range(9)]
+
+    def main(group) -> None:
+        size = group.size
+        with pt.SymmetricHeap(group, size_bytes=heap_bytes(size, 4) + (1 << 16)) as heap:
+            plans, x, out = GpuPlans(heap, 4), pt.asarray(values(group.rank, 60)), pt.zeros((60,), pt.f32)
+            for tile, programs, in_place in ways:
+                shape = Shape(Algorithm.FILLED, programs, tile)
+                plans.all_reduce(shape, None if in_place else x, out, ReduceOp.MAX).sync()
+
+    return main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [8, 16])
+@pytest.mark.parametrize("first", [0, 8, 16, 24, 32])
+def test_launches_of_one_turn_and_of_several_leave_places_empty_for_each_other(first, slots, monkeypatch) -> None:
+    monkeypatch.setattr(cuda_collectives, "SHORT_SLOTS", 2 * slots)
+    monkeypatch.setattr(cuda_collectives, "LONG_SLOTS", 2 * slots)
+    for seed in range(first, first + 8):
+        report = check(gpu_mixed(seed), 2, schedules=2)
+        assert report.clean, f"{seed}: {report}"
+
+
 FENCES = {
-    "before the only turn of a launch": ("    order_emptied(e)\n    send_filled", "    send_filled", 64),
-    "at the head of several turns": ("    T.sync_system()  # what the launches before emptied\n", "", 16),
-    "in every second turn": ("        order_emptied(e)\n        e += 1", "        e += 1", 16),
+    "before the only turn of a launch": ("    order_emptied(e, S)\n    #", "    #", 16, 10),
+    "once in half of the slots": ("(S // 2 - 1)", "(S - 1)", 16, 10),
+    "in the first of several turns": ("(e == first) |", "(e != first) &", 4, 4),
+    "in all the turns behind it": ("| (e & (S // 4 - 1) == 0)", "", 1, 1),
+    "once in a quarter of the slots": ("(S // 4 - 1)", "(S - 1)", 1, 1),
 }
 
 
@@ -136,7 +196,7 @@ FENCES = {
 @pytest.mark.parametrize("fence", FENCES)
 def test_no_fence_of_filled_places_can_be_left_out(fence: str, tmp_path, monkeypatch) -> None:
     """Without it a place may be emptied after it was filled again, and its reader waits for what was lost."""
-    text, instead, tile = FENCES[fence]
+    text, instead, tile, launches = FENCES[fence]
     source = Path(cuda_kernels.__file__).read_text()
     assert text in source
     path = tmp_path / "without.py"
@@ -145,7 +205,8 @@ def test_no_fence_of_filled_places_can_be_left_out(fence: str, tmp_path, monkeyp
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(cuda_collectives, "kernels", module)
-    report = check(gpu_plan(Algorithm.FILLED, tile), 2, schedules=2)
+    monkeypatch.setattr(cuda_collectives, "SHORT_SLOTS", 16)
+    report = check(gpu_turns(tile, launches), 2, schedules=2)
     assert not report.clean
     assert "two stores to it are not ordered" in str(report)
 

@@ -262,6 +262,31 @@ def judged(random: Random, *, exhaustive: bool) -> bool:
     return bool(expected)
 
 
+@pt.kernel
+def write_peer(x: T.Peer, last: T.i64):
+    x.at(1 - x.rank).store((last,), T.full((64,), 1.0, T.f32))
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+@pytest.mark.parametrize("elements", [1 << 10, 1 << 31])
+@pytest.mark.feature("C5", "sim")
+def test_memory_of_a_heap_is_there_on_every_rank_once_one_rank_has_it(elements: int, exhaustive: bool) -> None:
+    """A rank that is ahead writes the part of one that has not come out of the allocation yet. The larger tensor has
+    2^33 bytes, with nothing behind them."""
+
+    def main(group) -> None:
+        with pt.SymmetricHeap(group, size_bytes=4 * elements + (1 << 20)) as heap:
+            for _ in range(2):
+                x = heap.empty((elements,), pt.f32)
+                write_peer.grid(1)(x, elements // 64 - 1).sync()
+                group.barrier("written")
+                assert x.local[elements - 64 :].numpy().sum() == 64
+                heap.free(x)
+
+    report = check(main, 2, schedules=20, exhaustive=exhaustive)
+    assert report.clean, str(report)
+
+
 @pytest.mark.parametrize("exhaustive", [False, True])
 @pytest.mark.feature("C5", "sim")
 def test_memory_is_freed_too_early_where_no_path_leads_from_a_use_to_it(exhaustive: bool, seed: int) -> None:

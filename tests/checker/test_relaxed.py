@@ -91,3 +91,40 @@ def test_old_values_of_several_words_may_be_read_one_behind_the_other() -> None:
 
     report = check(main, 2, exhaustive=True)
     assert [verdict.headline for verdict in report.verdicts] == ["fault: all of them are old"]
+
+
+@pt.kernel
+def progress(out: T.Exclusive, x: T.Peer, done: T.Peer, LEAST: T.Const[int]):
+    """Rank 0 says how far it has come; rank 1 reads as far as it was told, or, with `LEAST` 1, one further."""
+    if x.rank == 0:
+        for k in T.static_range(2):
+            x.at(1).store((k,), T.full((8,), k + 1, T.i32))
+            T.st(done, k + 1, (0,), rank=1, order=T.release)
+        out.store(T.zeros((8,), T.i32))
+    else:
+        told = T.wait_ge(done.local, 1, (0,))
+        if told >= LEAST:
+            out.store(x.local.load((1,), (8,)))
+        else:
+            out.store(x.local.load((0,), (8,)))
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+@pytest.mark.parametrize("least", [1, 2])
+def test_what_a_wait_tells_is_what_it_is_ordered_after(least: int, exhaustive: bool) -> None:
+    seen = set()
+
+    def main(group) -> None:
+        with pt.SymmetricHeap(group, size_bytes=1 << 14) as heap:
+            x, done, out = heap.zeros((16,), pt.i32), heap.zeros((1,), pt.i32), pt.zeros((8,), pt.i32)
+            progress(out.partition(8), x, done, LEAST=least).sync()
+            if group.rank == 1:
+                seen.add(out.numpy()[0])
+
+    report = check(main, 2, schedules=30, exhaustive=exhaustive)
+    assert report.clean == (least == 2), str(report)
+    assert report.exploration.unconfirmed == 0
+    if least == 2:
+        assert seen == {1, 2}
+    else:
+        assert "x of rank 1, elements [8:16]" in str(report.verdicts[0])

@@ -108,3 +108,19 @@ def test_a_counter_needs_atomics_that_reach_every_other_device(ranks, atomic):
             "SymmetricHeap.counter: expected GPUs whose atomics reach each other's memory, got a pair that has no "
             "native peer atomics; use a signal, whose words are stored, not added to"
         )
+
+
+def test_an_allocation_that_ranks_disagree_about_takes_nothing_on_any():
+    def main(group):
+        found = []
+        for disagrees in (False, True):
+            with pt.SymmetricHeap(group, size_bytes=1 << 16) as heap:
+                if disagrees:
+                    with pytest.raises(SymmetryError, match="ranks disagree about SymmetricHeap allocation"):
+                        heap.empty((64 + 64 * group.rank,), pt.f32)
+                first = heap.empty((64,), pt.f32)
+                found.append((first.local.address - heap.bases[group.rank], heap._arena.in_use))
+        return found
+
+    for before, after in pt.spawn(main, 2, model=pt.RankModel.THREADS, timeout_s=60):
+        assert before == after

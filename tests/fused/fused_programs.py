@@ -44,10 +44,15 @@ def caught(call, error):
 # ---------------------------------------------------------------- products
 
 
-def gathered_product(group, rows=(5, 0, 3, 9), inner=6, columns=5, dtype="f32", turns=2, seed=0, **options):
-    """All-gather + product, twice with new factors, into poisoned outputs."""
+def gathered_product(
+    group, rows=(5, 0, 3, 9), inner=6, columns=5, dtype="f32", turns=2, seed=0, at_once=False, **options
+):
+    """All-gather + product, twice with new factors, into poisoned outputs. With `at_once` as on a GPU: a part is begun
+    when all of it is there."""
     rows = list(rows)[: group.size]
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
+        if at_once:
+            products._on_gpu, products._worth_waiting = True, 1
         for turn in range(turns):
             parts = [numbers((seed, turn, r), dtype, rows[r], inner) for r in range(group.size)]
             b, exact = numbers((seed, turn, 100 + group.rank), dtype, inner, columns)
@@ -214,8 +219,14 @@ def _small(program, **options):
 _PRODUCT = {"workers": 2, "tile": (2, 4, 4), "staging_bytes": 1 << 14}
 SMALL = {
     "all-gather + product": _small(gathered_product, rows=(5, 0, 3, 4), **_PRODUCT),
+    "all-gather at once + product": _small(gathered_product, rows=(5, 0, 3, 4), at_once=True, movers=2, **_PRODUCT),
+    "all-gather at once + a product of few tiles": _small(
+        gathered_product, rows=(4, 2, 3, 1), columns=60, at_once=True, **(_PRODUCT | {"tile": (4, 64, 4)})
+    ),
     "product + reduce-scatter": _small(scattered_product, rows=(5, 0, 3, 2), **_PRODUCT),
+    "product + reduce-scatter of even shares": _small(scattered_product, rows=(3, 3, 3, 3), columns=9, **_PRODUCT),
     "product + all-reduce": _small(reduced_product, **_PRODUCT),
+    "product + all-reduce, a tile for each program": _small(reduced_product, m=2, columns=6, **_PRODUCT),
     "flagged product + all-reduce": _small(reduced_product, flagged=True, **_PRODUCT),
     "ring attention": _small(ring, workers=2, tile=(2, 4)),
     "causal ring attention": _small(ring, causal=True, workers=2, tile=(2, 4)),

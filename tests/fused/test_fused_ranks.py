@@ -131,7 +131,7 @@ def gathered_with_a_tail(group, rows, columns):
             out = programs.poisoned((sum(rows), columns), "f32")
             products.all_gather_matmul(parts[group.rank][0], b, out, rows=rows).sync()
             programs.close(out.numpy(), np.concatenate([p[1] for p in parts]) @ exact, "f32", 10.0)
-        return fused.tail_rows(sum(rows), columns, (16, 256), products.programs)
+        return True
 
 
 @pytest.mark.slow
@@ -140,8 +140,20 @@ def gathered_with_a_tail(group, rows, columns):
 @pytest.mark.parametrize("n", [2, 3])
 def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):
     monkeypatch.setattr(fused, "WORTH_WAITING", 100)
-    found = pt.spawn(gathered_with_a_tail, n, (rows, 700), model=pt.RankModel.THREADS, timeout_s=100)
-    assert (found[0] > 0) == ((n, rows) in [(3, (64, 64, 64)), (2, (0, 64, 64))])
+    monkeypatch.setattr(fused, "WORTH_SMALLER", 1.0)
+    found, choose = [], fused.smaller_at_end.__wrapped__
+    monkeypatch.setattr(fused, "smaller_at_end", lambda *facts: found.append(choose(*facts)) or found[-1])
+    assert all(pt.spawn(gathered_with_a_tail, n, (rows, 700), model=pt.RankModel.THREADS, timeout_s=100))
+    assert len(found) == 3 * n
+    assert any(found) == ((n, rows) not in [(2, (0, 64, 64)), (3, (48, 70, 33))])
+
+
+def test_a_gather_ends_in_smaller_tiles_where_its_movers_and_the_others_end_together_then():
+    """Of 2048 and 8192 rows by 10240 columns over two ranks of 132 programs: three rows of tiles are halved; none."""
+    quick = fused.smaller_at_end((8, 0, 8), (20, 40), 8, 132, 16, 0.66, True)
+    assert quick == 3
+    assert fused.smaller_at_end((16, 16, 32), (20, 40), 32, 132, 16, 2.63, False) == 0
+    assert fused.smaller_at_end((8, 0, 8), (20, 40), 2, 132, 16, 0.66, True) == 0  # no more than every rank has
 
 
 def flagged_sums(group, dtype, partials):

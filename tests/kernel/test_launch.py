@@ -329,6 +329,16 @@ def blocked_launch(heap, stream, out):
     return word, wait_for_word(out.partition(1), word).submit(stream)
 
 
+def test_links_of_a_chain_are_launches_made_before_new_ones_and_those_of_operations():
+    x, z = pt.full(8, 2, pt.f32), pt.zeros(8, pt.f32)
+    part = z.partition(8)
+    chain = add(part, x, x).then(lambda *_: add(part, x, x))  # known from here on
+    chain = chain.then(lambda *_: scale(part, x, 3.0))
+    chain = chain.then(lambda *_: add(part, x, pt.op.full(8, 5.0, pt.f32)))
+    chain.sync()
+    assert z.numpy().tolist() == [7.0] * 8
+
+
 @pytest.mark.native_only
 @pytest.mark.feature("H11", "cpu")
 def test_conflicting_access_on_another_stream_is_refused_naming_both():

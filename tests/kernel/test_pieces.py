@@ -100,6 +100,7 @@ def gathers_wide(z: T.Exclusive, x: T.Shared, places: T.Shared):
     z.store(T.take(x.load((0,), (512,)), places.load_like(z)))
 
 
+@pytest.mark.feature("U3", "cpu")
 @pytest.mark.feature("K6", "cpu")
 @pytest.mark.parametrize(
     ("d", "bad", "got"),

@@ -1,5 +1,6 @@
 """Attention, rotary positions and caches against numpy in f64."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -61,10 +62,22 @@ def test_attention_in_one_loop_is_the_same(rng, shape, causal):
     out = poisoned((heads, n, d), pt.f32)
     scale = d**-0.5 / np.log(2)
     part = out.permute(1, 0, 2).partition((16, 1, None))
-    for cut in (part, part.persistent(programs=3)):
+    for cut in (part, part.persistent(programs=3), dataclasses.replace(part, swizzle=2)):
         out.copy_from(np.full(out.shape, np.nan, np.float32))
         attention_kernels.attend_flat(cut, q.reshape(heads * n, d), k, v, scale, BK=32, CAUSAL=causal).sync()
         close(out, expected(a[None], c[None], e[None], causal=causal)[0], pt.f32)
+
+
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(640, 640, True), (128, 256, False), (128, 200, True)])
+def test_whole_tiles_of_heads_of_128_go_through_one_loop(rng, monkeypatch, queries, keys, causal):
+    monkeypatch.setattr("peertile.library.attention.can_divide", lambda target: True)
+    (q, a), (k, c), (v, e) = (made(rng, (2, h, n, 128), pt.bf16) for h, n in ((4, queries), (2, keys), (2, keys)))
+    out = poisoned(q.shape, pt.bf16)
+    op = attention(q, k, v, causal=causal, out=out)
+    assert op.name == "attend_flat"
+    op.sync()
+    close(out, expected(a, c, e, causal=causal), pt.bf16)
+    assert attention(q[:, :, :100], k, v, causal=causal).name == "attend"
 
 
 @pytest.mark.slow

@@ -96,6 +96,15 @@ def test_a_gpu_gets_tiles_that_keep_it_busy():
     assert layers._row_way(16384, 4, True) == ((1, 8), 512, 3)
 
 
+def test_a_wide_row_of_f32_has_a_program_of_a_gpu_to_itself(monkeypatch):
+    rows, half = pt.zeros((16, 1024), pt.f32), pt.zeros((16, 1024), pt.bf16)
+    monkeypatch.setattr(rows.device, "target", None)
+    assert layers._whole_rows("softmax", rows).tile_shape == (4, 1024)
+    monkeypatch.setattr(rows.device, "target", "sm_90")
+    assert layers._whole_rows("softmax", rows).tile_shape == (1, 1024)
+    assert layers._whole_rows("softmax", half).tile_shape == (4, 1024)
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 7), (4, 0, 7), (4, 5, 0), (1, 0, 7)], ids=str)
 def test_linear_of_nothing(rng, shape):
     m, k, n = shape
@@ -165,6 +174,15 @@ def test_rms_norm_of_rows(rng, shape, is_added, dtype):
     assert rms_norm(x, gain, residual=r if is_added else None, out=out).sync() is out
     u = a + b if is_added else a
     close(out, u / np.sqrt((u * u).mean(-1, keepdims=True) + 1e-6) * g, dtype, factor=4)
+
+
+@pytest.mark.parametrize("is_added", [False, True], ids=["alone", "added"])
+def test_rms_norm_of_a_row_that_is_loaded_twice_is_the_same(rng, is_added):
+    (x, a), (r, b), (gain, g) = made(rng, (7, 100), pt.f32), made(rng, (7, 100), pt.f32), made(rng, (100,), pt.f32)
+    out = poisoned((7, 100), pt.f32)
+    layer_kernels.rms_norm(out.partition((1, None)), x, r, gain, 1e-6, ADDED=is_added, AGAIN=True).sync()
+    u = a + b if is_added else a
+    close(out, u / np.sqrt((u * u).mean(1, keepdims=True) + 1e-6) * g, pt.f32, factor=4)
 
 
 def test_norms_of_nothing_and_of_a_row_of_zeros():

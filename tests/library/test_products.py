@@ -10,7 +10,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError
 from peertile.library import gemm, products
-from peertile.library.products import choose_product, matmul, tail_rows
+from peertile.library.products import choose_product, matmul, rows_together, tail_rows
 
 pytestmark = pytest.mark.any_device
 
@@ -55,6 +55,13 @@ def test_rows_are_cut_smaller_where_the_last_turn_of_the_programs_is_not_full():
     assert found == {5120: 384, 8192: 0, 8448: 0, 57344: 0}
     assert all(rows % 128 == 0 for rows in found.values())
     assert tail_rows(100, 5120, tile, 13) <= 100
+
+
+def test_the_programs_of_a_gpu_read_the_least_of_both_factors():
+    """Of all powers of two: so many rows of tiles, and the columns that are left for each of them."""
+    for tile, programs in (((128, 256), 132), ((256, 128), 132), ((64, 128), 132), ((128, 128), 108)):
+        read = {2**k: 2**k * tile[0] + programs / 2**k * tile[1] for k in range(8)}
+        assert rows_together(tile, programs) == min(read, key=read.__getitem__)
 
 
 @pytest.mark.sentence("NU-43")

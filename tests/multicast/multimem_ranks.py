@@ -64,7 +64,7 @@ def extrema(rank, name, op, seed):
 def closed_communicators(group):
     """What a communicator leaves in the heap of a multicast tensor that it has reduced, if it has a heap of its own,
     shares that heap, or the group has failed before it is closed."""
-    with pt.SymmetricHeap(group, 1 << 27) as heap:
+    with pt.SymmetricHeap(group, 1 << 29) as heap:
         x = heap.multicast((64,), pt.f32)
         before, kept = heap._arena.in_use, []
         for where in (group, heap, group):

@@ -23,6 +23,7 @@ from peertile.runtime.drivers.cuda_ptx import NAMES
 from peertile.testing.cuda_kernels import EXTRA, suite_kernels
 
 MAX_PENDING = 1000
+MAX_CALLS = 56
 MASK = (1 << 64) - 1
 GRAIN = 2 << 20
 
@@ -129,6 +130,7 @@ class FakeCuda:
         self.version = 13000
         self.streams = []
         self.sharing = []
+        self.pending_calls = 0
         self.native_launches = self.overlapping = 0
         self.keep, self.refusal = [], None
 
@@ -271,13 +273,22 @@ class FakeCuda:
             raise self.error("INVALID_VALUE", "cuStreamValue")
 
     def host_function(self, stream, function, *, once=True):
+        counted = stream.capture is None
+
         def run():
             self.host_threads.add(threading.get_ident())
             try:
                 function()
             finally:
                 self.host_threads.discard(threading.get_ident())
+                if counted:
+                    with self.lock:
+                        self.pending_calls -= 1
 
+        if counted:
+            with self.lock:
+                assert self.pending_calls < MAX_CALLS, "the driver would block here"
+                self.pending_calls += 1
         key = next(self.keys)
         self.functions[key] = once
         stream.put(run)

@@ -188,6 +188,28 @@ def test_a_chain_that_is_captured_has_no_numbers(device):
     assert read_words(device, s, count, 1) == [6]
 
 
+def test_the_nodes_of_a_graph_are_asked_where_one_has_failed(device, monkeypatch):
+    s = device.create_stream()
+    count = words(device, s, [0])
+    fail = device.prepare_launch(device.load_module(SUITE.fail), (2, 1, 1), options("fail"))
+    asked = []
+    collect = Launch.collect
+    monkeypatch.setattr(
+        Launch,
+        "collect",
+        lambda op, issued, sequence, **more: asked.append(op.name) or collect(op, issued, sequence, **more),
+    )
+    for bad, number in ((-1, 0), (1, 3)):
+        device.begin_capture(s)
+        device.launch_many(s, [(fail, args(count, bad if k == 1 else -1)) for k in range(3)])
+        graph = device.instantiate(device.end_capture(s))
+        asked.clear()
+        record = device.run_graph(s, graph)
+        assert len(asked) == number  # each node takes as long to ask as a small kernel
+        assert (record is None) == (bad == -1)
+    assert (record.kind, record.op, record.node) == (FaultKind.ASSERT, "fail (node 1 of graph)", 1)
+
+
 def test_a_launch_that_the_driver_refuses_natively_is_an_error(device, fake):
     s = device.create_stream()
     count = words(device, s, [0])
@@ -434,6 +456,35 @@ def test_code_is_loaded_when_no_stream_waits_so_that_a_wait_can_end_at_its_bound
     assert device.take_fault(s).got == 3
 
 
+def test_no_stream_begins_to_wait_while_code_is_loaded(device, fake, monkeypatch):
+    s = device.create_stream()
+    a = signal(device, s, 3)
+    within, go_on, waits = threading.Event(), threading.Event(), fake.wait_value
+    load, order = fake.load_module, []
+
+    def slow(image):
+        within.set()
+        assert go_on.wait(20)
+        order.append("loaded")
+        return load(image)
+
+    monkeypatch.setattr(fake, "load_module", slow)
+    monkeypatch.setattr(fake, "wait_value", lambda *a, **more: (order.append("waits"), waits(*a, **more))[1])
+    loader = threading.Thread(target=lambda: device.load_module(extra_kernel(b"python", "extra_nothing")))
+    waiter = threading.Thread(target=lambda: device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=20 * SECOND))
+    loader.start()
+    assert within.wait(20)
+    waiter.start()
+    waiter.join(0.1)
+    assert waiter.is_alive()
+    go_on.set()
+    for thread in (loader, waiter):
+        thread.join(20)
+    assert order == ["loaded", "waits"]
+    device.write_value(device.create_stream(), a, 4, 64)
+    assert device.wait(device.last_ticket(s), 5) is Status.DONE
+
+
 def test_code_is_unloaded_another_time_while_a_stream_waits(device, fake, monkeypatch):
     s = device.create_stream()
     a = signal(device, s, 3)
@@ -469,6 +520,21 @@ def test_a_host_function_behind_a_failed_wait_does_not_run(device):
 
 
 # ---------------------------------------------------------------- copies
+
+
+def test_calls_of_the_host_behind_a_wait_do_not_block_their_caller(device, fake):
+    streams, word = [device.create_stream() for _ in range(4)], words(device, device.create_stream(), [0])
+    ran, tickets = [], []
+    for stream in streams:
+        device.wait_value(stream, word, 1, 64, Cmp.EQ, timeout_ns=20 * SECOND)
+    for k in range(200):
+        tickets.append(device.callback(streams[k % 4], lambda k=k: ran.append(k)))
+    assert fake.pending_calls <= 4 * cuda_stream.HOST_DEPTH
+    device.write_value(device.create_stream(), word, 1, 64)
+    assert all(device.wait(ticket) is Status.DONE for ticket in tickets)
+    assert sorted(ran) == list(range(200))
+    assert all([k for k in ran if k % 4 == s] == list(range(s, 200, 4)) for s in range(4))
+    assert [stream.calls for stream in streams] == [0] * 4
 
 
 def test_long_copies_of_pageable_memory_go_in_pieces(device, monkeypatch):

@@ -161,6 +161,40 @@ def test_a_loop_of_ones_own_polls(completion_path, hold):
     assert caught.value.value == [2] * 4
 
 
+def test_what_is_brief_runs_on_the_thread_that_awaits_it(monkeypatch, run):
+    x, z = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
+    op = add(z.partition(4), x, x)
+    op.sync()
+    again = add(z.partition(4), x, x)
+    monkeypatch.setattr(again.compiled(), "ns_per_program", 1.0)
+    monkeypatch.setattr("peertile.runtime.op.DeviceFuture", None)
+
+    async def main():
+        await again
+        with pytest.raises(UsageError) as caught:
+            await again
+        return str(caught.value)
+
+    assert run(main) == "add: an op is used once, and this one was; build a new one by calling again"
+    assert values(z) == [2] * 4
+
+
+def test_an_await_weighs_a_kernel_without_what_any_launch_takes(monkeypatch):
+    """Which is more than the budget for spinning on a GPU, where every await would be handed over then."""
+    x, z = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
+    op = add(z.partition(4), x, x)
+    for _ in range(8):
+        add(z.partition(4), x, x).sync()
+    spec = op.compiled()
+    monkeypatch.setattr(spec, "ns_per_program", 30_000.0)
+    monkeypatch.setattr(op.device, "brief_ns", 16_000)
+    assert op._expected_ns() == 14_000
+    monkeypatch.setattr(spec, "ns_per_program", 300_000.0)
+    monkeypatch.setattr(op.device, "brief_ns", 300_000)  # nothing briefer was seen
+    assert op._expected_ns() == 280_000
+    op.sync()
+
+
 def test_an_error_at_submission_is_what_the_await_raises(run):
     def breaks(_):
         raise KeyError("closure")

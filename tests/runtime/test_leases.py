@@ -53,6 +53,7 @@ def load_kernels():
         announce.grid(4)(heap.signal(slots=4), heap.zeros((4,), pt.i32)).sync()
 
 
+@pytest.mark.feature("U3", "cpu")
 @pytest.mark.feature("H11", "cpu")
 def test_an_overlap_names_both_operations_streams_and_lines(streams, hold):
     a, b = streams
@@ -65,7 +66,7 @@ def test_an_overlap_names_both_operations_streams_and_lines(streams, hold):
         start, _, rest = text.partition(" would write a tensor f32[8], but fill on a (")
         assert start.startswith(f"lease: fill on b ({HERE}:")
         where, _, rest = rest.partition(") still writes it; ")
-        assert where == f"{HERE}:{line + 5}"
+        assert where == f"{HERE}:{line + 6}"
         assert rest == "wait for that operation, order the streams with an event, or run both on one stream"
         pt.op.fill(x[4:8], 3).sync_on(b)  # other bytes
         pt.op.fill(x[0:8], 4).submit(a)  # the same stream

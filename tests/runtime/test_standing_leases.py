@@ -7,10 +7,17 @@ import weakref
 import pytest
 
 import peertile as pt
+import peertile.language as T
 from peertile.errors import LeaseError, UsageError
+from peertile.launch import KeptLaunch
 from peertile.runtime.standing import Standing
 
 pytestmark = pytest.mark.any_device
+
+
+@pt.kernel
+def double(z: T.Exclusive, x: T.Shared):
+    z.store(x.load_like(z) * 2)
 
 
 @pytest.fixture
@@ -148,3 +155,98 @@ def test_its_memory_goes_with_its_owner(streams):
         assert storage() is None
     finally:
         gc.enable()
+
+
+# ---------------------------------------------------------------- of what is enqueued
+
+
+@pytest.fixture
+def doubling(streams):
+    """A launch that is kept, compiled, and its tensors."""
+    x, z = pt.full(8, 3, pt.f32), pt.zeros(8, pt.f32)
+    kept = KeptLaunch(double(z.partition(8), x))
+    kept.submitted(streams[0], None).wait(20)
+    return kept, x, z
+
+
+def text_of(use, stream, table):
+    with pytest.raises(LeaseError) as caught:
+        table.acquire("other", stream, None, (use,))
+    return str(caught.value)
+
+
+@pytest.mark.feature("H11", "cpu")
+@pytest.mark.parametrize("launches", [1, 3])
+def test_what_is_enqueued_keeps_it_until_the_stream_is_past_the_last(streams, table, hold, doubling, launches):
+    a, b = streams
+    kept, x, z = doubling
+    with hold(a):
+        made = [kept.submitted(a, None) for _ in range(launches)]
+        assert text_of(z.write_use(), b, table) == (
+            "lease: other on b (an unknown line) would write a tensor f32[8], but double on a (an unknown line) still "
+            "writes it; wait for that operation, order the streams with an event, or run both on one stream"
+        )
+        assert "still reads it" in text_of(x.write_use(), b, table)
+        event = a.record()
+        b.wait(event)
+        table.release((table.acquire("behind", b, None, (z.write_use(),)),))  # ordered behind all of them
+        kept.submitted(a, None)
+        assert "still writes it" in text_of(z.write_use(), b, table)  # and not behind this one
+    assert all(launched.wait(20) is None for launched in made)
+    a.sync(20)
+    table.release((table.acquire("other", b, None, (z.write_use(),)),))
+    assert z.numpy().tolist() == [6.0] * 8
+
+
+def test_what_is_enqueued_keeps_it_though_its_owner_is_gone(streams, table, hold, doubling):
+    a, b = streams
+    _, x, z = doubling
+    kept = KeptLaunch(double(z.partition(8), x))
+    with hold(a):
+        kept.submitted(a, None)
+        del kept
+        gc.collect()
+        assert "still writes it" in text_of(z.write_use(), b, table)
+    a.sync(20)
+    table.release((table.acquire("other", b, None, (z.write_use(),)),))
+    assert z.storage.leases == []  # then it is gone as well, and it had taken the place of the fixture's
+
+
+def test_later_work_that_took_its_place_is_refused_and_let_go_of_in_order(streams, table, hold, doubling):
+    a, b = streams
+    kept, x, z = doubling
+    use = kept.launch.bound.uses[0]
+    with hold(a):
+        kept.submitted(a, None)
+        later = table.acquire("later", a, None, (use,))
+        kept.submitted(a, None)  # while the first is under way, what is left of its lease stays
+        kept.submitted(a, None)
+        for tensor in (x, z):
+            assert "but double on a" in text_of(tensor.write_use(), b, table)
+        table.release((later,))
+    a.sync(20)
+    for tensor in (x, z):
+        table.release((table.acquire("other", b, None, (tensor.write_use(),)),))
+    with hold(a):  # a lease again that launches share
+        first, second = kept.submitted(a, None), kept.submitted(a, None)
+        assert first.kept is second.kept is not None
+        assert "still writes it" in text_of(z.write_use(), b, table)
+    a.sync(20)
+
+
+def test_a_launch_that_was_not_enqueued_leaves_nothing_behind(streams, table, doubling, monkeypatch):
+    a, b = streams
+    kept, _, z = doubling
+    driver = pt.current_device().driver
+
+    def refuse(*_):
+        raise UsageError("refused")
+
+    monkeypatch.setattr(driver, "enqueue", refuse, raising=False)
+    with pytest.raises(UsageError, match="refused"):
+        kept.submitted(a, None)
+    monkeypatch.undo()
+    a.sync(20)
+    table.release((table.acquire("other", b, None, (z.write_use(),)),))
+    kept.submitted(a, None).wait(20)
+    assert z.numpy().tolist() == [6.0] * 8

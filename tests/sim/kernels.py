@@ -35,7 +35,7 @@ def exclusive(tile: int, persistent: bool = False) -> ViewType:
 
 def build(fn, types, consts=None, *, unsafe: bool = False) -> Kernel:
     kernel = build_kernel(fn, types, consts or {}, unsafe=unsafe, name=fn.__name__)
-    return run_pipeline(kernel, order_rules=False)
+    return run_pipeline(kernel, broken=[])
 
 
 def two_shot(out: T.Peer, x: T.Peer[T.read], ready: T.Signal, B: T.Const[int]):

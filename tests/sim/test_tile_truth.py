@@ -15,7 +15,7 @@ def agrees(programs) -> None:
     """Without a fault: exactly the values that some interleaving gives. With one: a report."""
     expected, is_racy, is_stuck = outcomes(programs)
     got: set = set()
-    report = exhaust(as_case(programs, got), 20_000)
+    report = exhaust(as_case(programs, got), 200_000)
     if is_racy or is_stuck:
         kinds = {VerdictKind.RACE} if is_racy else set()
         kinds |= {VerdictKind.DEADLOCK} if is_stuck else set()
@@ -74,3 +74,13 @@ def test_a_wait_may_read_a_relaxed_store_behind_the_release_that_satisfied_it() 
     agrees([[wait, ("read",)], [("write",), release, ("fence",), relaxed]])
     assert not outcomes([[wait, ("read",)], [("write",), release, ("fence",), relaxed]])[1]
     assert outcomes([[wait, ("read",)], [("write",), release, relaxed]])[1]
+
+
+@pytest.mark.parametrize(
+    "look", [("see", Order.RELAXED), ("poll", 1, Order.RELAXED), ("told", 1, Order.RELAXED), ("wait", 2, Order.RELAXED)]
+)
+@pytest.mark.parametrize("first", [Order.RELAXED, Order.RELEASE])
+def test_a_wait_reads_nothing_older_than_what_its_agent_has_read_before(look, first: Order) -> None:
+    """Who has seen the second store knows by the wait all that came before it, though the first one would have done."""
+    stores = [("set", 1, first), ("put_tile", 1), ("set", 2, Order.RELEASE)]
+    agrees([[look, ("wait", 1, Order.ACQUIRE), ("get_tile",)], stores])

@@ -5,7 +5,8 @@ ops over a tile X of two elements, a flag F and a cell A:
 
     ("put_tile", n) ("add_tile", n) ("get_tile",) ("get", k)     relaxed, on X; `get` reads element k alone
     ("set", n, order) ("add", n, order) ("see", order)           on F
-    ("wait", n, order) ("poll", n, order)                        on F, until it is at least n; a poll says what it read
+    ("wait", n, order) ("told", n, order) ("poll", n, order)     on F, until it is at least n; all but `wait` say what
+                                                                 they read, a poll in a loop of its own
     ("fence",) ("read",) ("write",)                              the last two on A, without an order
 
 A tile is written at one moment, as the machine does it; it is read element by element.
@@ -128,8 +129,8 @@ def step(state: State, k: int, op: Op) -> tuple[list[State], bool]:
         return _given(state, k, (op[1],), Order.RELAXED), False
     if kind == "see":
         return _given(state, k, (2,), op[1]), False
-    if kind in ("wait", "poll"):
-        return _given(state, k, (2,), op[2], op[1], kind == "poll"), False
+    if kind in ("wait", "told", "poll"):
+        return _given(state, k, (2,), op[2], op[1], kind != "wait"), False
     if kind == "fence":
         seen = agent.seen | agent.pending
         return [_replace(state, k, agent._replace(pc=agent.pc + 1, seen=seen, fenced=seen, pending=NOTHING))], False
@@ -189,6 +190,8 @@ def as_case(programs: Programs, ends: set[Any]) -> Case:
                     yield from p.add(f, op[1], op[2])
                 elif op[0] == "wait":
                     yield from p.wait(f, op[1], order=op[2])
+                elif op[0] == "told":
+                    p.got.append((yield from p.wait(f, op[1], order=op[2], tells=True)))
                 elif op[0] == "poll":
                     p.got.append((yield from p.poll(f, op[1], op[2])))
                 elif op[0] == "fence":
@@ -244,7 +247,7 @@ def random_programs(random: Random, *, agents: int, length: int, waits: bool = F
                     program.append(("set", put["f"], random.choice(WRITES)))
                 elif left[2]:
                     left[2] -= 1
-                    how = random.choice(["wait", "poll", "see"]) if waits else "see"
+                    how = random.choice(["wait", "told", "poll", "see"]) if waits else "see"
                     least = () if how == "see" else (random.choice([1, 1, 2]),)
                     program.append((how, *least, random.choice(READS)))
             elif kind == "fence":

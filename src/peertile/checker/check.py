@@ -229,5 +229,9 @@ def _command(name: str, ranks: int, verdict: Verdict, case: ProgramCase) -> str:
         words.append("--syncing-allocations")
     if case.follow_faults:
         words.append("--follow-faults")
-    words += ["--choices", spell_choices(verdict.replay.choices or ())]
+    seed, choices = verdict.replay.seed, verdict.replay.choices
+    if choices is None and seed is not None:
+        words += ["--seed", str(seed), "--schedules", "1"]
+    else:
+        words += ["--choices", spell_choices(choices or ())]
     return shlex.join([*words, *(["--", *case.argv] if case.argv else [])])

@@ -51,7 +51,8 @@ class SimHub:
         arrived = self._arrived.setdefault(meeting, {})
         arrived[rank] = request.call
         place = self.machine.where() if self.machine.where is not None else ""
-        self.last[rank] = f"{request.call}{place and f', at {place}'}"
+        of = f" of {self.coordinator.name_of(request.group)}" if request.group else ""
+        self.last[rank] = f"{request.call}{of}{place and f', at {place}'}"
         if self.machine.trace is not None:
             self.machine.trace.add(host, f"calls {request.call}")
         self.coordinator.handle(rank, request, (), 0.0)
@@ -60,7 +61,7 @@ class SimHub:
 
             def reason() -> Waiter:
                 there = ", ".join(str(r) for r in sorted(arrived))
-                return Waiter(host.where(), f"the other ranks in {request.call}; arrived: {there}")
+                return Waiter(host.where(), f"the other ranks in {request.call}{of}; arrived: {there}")
 
             host.block(self._waiters.setdefault(key, []), reason)
         self._waiters.pop(key, None)

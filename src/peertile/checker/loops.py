@@ -139,7 +139,8 @@ class RankLoop(asyncio.BaseEventLoop):
             at = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
             coroutine = cast(Coroutine[Any, Any, Any], task.get_coro())
             waiting.append(f"{getattr(coroutine, '__qualname__', task.get_name())}{at}")
-        return f"its event loop; {len(waiting)} tasks wait: {', '.join(sorted(waiting))}"
+        count = "1 task waits" if len(waiting) == 1 else f"{len(waiting)} tasks wait"
+        return f"its event loop; {count}: {', '.join(sorted(waiting))}"
 
     # ---------------------------------------------------------------- connections
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from peertile.checker.isolation import RankView, Worlds
 from peertile.checker.links import SimHub, SimLink
@@ -144,8 +144,12 @@ class ProgramCase(Case):
             plain = program.function if isinstance(program, Program) else program
             file = plain.__code__.co_filename if hasattr(plain, "__code__") else ""
             self.sources = Sources(Path(file).parent if os.path.isabs(file) else Path.cwd(), file)
+        self._is_stuck: HostStuck | None = None
+        """A host has run for too long, and may have caught that."""
+        self._never_ends = False
+        """In an earlier run a host did not end, whatever it was told: it is not asked in vain a hundred times again."""
         self._machine: Machine
-        self._watch: Watch
+        self._watch = self._new_watch()
         self._printed = Printed()
         self._hosts: list[Host] = []
         self._devices: list[Device] = []
@@ -167,7 +171,8 @@ class ProgramCase(Case):
 
     def _once(self, chooser: Chooser, rule: Rule, park: Any, foresight: Any) -> Outcome:
         self._printed = Printed()
-        self._watch = Watch(self.host_seconds, lambda: self._machine.steps, self._stuck)
+        self._watch = self._new_watch()
+        self._is_stuck = None
         own = printing_to(self._printed, "<stdout>")  # of what no rank prints: the machine's own, on their behalf
         try:
             with self._watch.on(), contextlib.redirect_stdout(own), contextlib.redirect_stderr(own):
@@ -182,6 +187,8 @@ class ProgramCase(Case):
             self.output = self._printed.text()
         if self._watch.heard is not None:  # though the program may have caught it
             raise self._watch.heard
+        if self._is_stuck is not None:
+            raise CannotCheck(str(self._is_stuck))
         if self._heard is not None and (outcome.verdict is None or isinstance(outcome.verdict, Deadlock)):
             outcome.verdict = self._heard
         refused = next((view.calls.refused for view in self._views if view.calls.refused is not None), None)
@@ -190,17 +197,30 @@ class ProgramCase(Case):
         self.did_anything = self.did_anything or bool(outcome.machine.memory.objects)
         return outcome
 
-    def _stuck(self, frame: FrameType | None) -> NoReturn:
+    def _new_watch(self) -> Watch:
+        return Watch(self.host_seconds, lambda: self._machine.steps, self._stuck, self._end)
+
+    def _stuck(self, frame: FrameType | None) -> None:
         """Raises where the host is that has run for too long, or the kernel."""
         machine = self._machine
         host = machine.host
         why = f"it ran for {self.host_seconds:g} s without letting others go on; --host-seconds N allows more"
         if host is not None:
-            error, _ = self._views[host.rank].calls.refusal(host.where(), why, frame)
-            raise HostStuck(str(error))
+            error = HostStuck(str(self._views[host.rank].calls.refusal(host.where(), why, frame)[0]))
+            if self._is_stuck is None and not machine.stopping:  # of what it does at its end, the run has its verdict
+                self._is_stuck = error
+            host.tell(error)
+            return
         agent: Any = machine.ready[machine.current] if machine.current < len(machine.ready) else None
         who, launched = ("the machine", "") if agent is None else (agent.where(), agent.launched())
         raise HostStuck(f"{who}: cannot be checked, as {why}{launched and f' ({launched})'}")
+
+    def _end(self, error: BaseException) -> None:
+        """Raises it in the host that runs, if one does."""
+        host = self._machine.host if self._hosts else None
+        if host is None:
+            raise error
+        host.tell(error)
 
     def _build(self, machine: Machine) -> None:
         self._machine = machine
@@ -336,8 +356,13 @@ class ProgramCase(Case):
     def _stop(self, machine: Machine) -> None:
         machine.stopping = True
         try:
+            self._watch.hurry()
             for host in self._hosts:
-                host.stop()
+                if self._never_ends:
+                    host.leave()
+                else:
+                    host.stop()
+                    self._never_ends = host.is_left
         finally:
             self._worlds.show(None)
             self._hosts = []

@@ -6,18 +6,21 @@ thread is not bounded. What is found is raised where the host is, with the line 
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-__all__ = ["HOST_SECONDS", "Watch"]
+__all__ = ["HOST_SECONDS", "Watch", "is_collecting"]
 
 HOST_SECONDS: Final = 60.0
 """How long one stretch of a host may take."""
+STOP_SECONDS: Final = 2.0
+"""The same at its end, where it was told to stop."""
 _LOOKS: Final = 4
 """In the time that a stretch may take."""
 
@@ -27,15 +30,20 @@ _monotonic = time.monotonic
 
 class Watch:
     """Watches `count`, which goes up with every step of the machine: if it stands still for `seconds`, `stuck` is
-    called with the frame that runs. `heard` is what came from outside, such as Ctrl-C: it is raised where the host is,
-    which may catch it, so whoever watches raises it again."""
+    called with the frame that runs, and again while it still stands. `heard` is what came from outside, such as
+    Ctrl-C: `end` raises it where the host is, which may catch it, so whoever watches raises it again."""
 
-    def __init__(self, seconds: float, count: Callable[[], int], stuck: Callable[[FrameType | None], NoReturn]) -> None:
+    def __init__(
+        self, seconds: float, count: Callable[[], int], stuck: Callable[[FrameType | None], None],
+        end: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         self.heard: BaseException | None = None
         self._seconds = seconds
         self._count = count
         self._stuck = stuck
+        self._end = end
         self._seen, self._looks = -1, 0
+        self._is_armed = False
         self._other: Any = None
         self._other_at: float | None = None
         self._other_interval = 0.0
@@ -49,14 +57,21 @@ class Watch:
         interrupts = _getsignal(signal.SIGINT)
         if callable(interrupts):
             _signal(signal.SIGINT, self._interrupt)
-        is_armed = self._arm()
+        self._is_armed = self._arm()
         try:
             yield
         finally:
-            if is_armed:
+            if self._is_armed:
                 self._disarm()
             if callable(interrupts):
                 _signal(signal.SIGINT, interrupts)
+
+    def hurry(self) -> None:
+        """From here on hosts end, for which they have less time."""
+        if self._is_armed and self._seconds > STOP_SECONDS:
+            assert _setitimer is not None
+            self._seen = -1
+            _setitimer(signal.ITIMER_REAL, STOP_SECONDS / _LOOKS, STOP_SECONDS / _LOOKS)
 
     def _arm(self) -> bool:
         """Takes the timer of the system. Somebody else's, such as a test's bound, is kept in mind and acts as well."""
@@ -78,9 +93,9 @@ class Watch:
         if self._other_at is not None:
             _setitimer(signal.ITIMER_REAL, max(self._other_at - _monotonic(), 1e-3), self._other_interval)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.heard = KeyboardInterrupt()
-        raise self.heard
+        self._end(self.heard)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         if self._other_at is not None and _monotonic() >= self._other_at:
@@ -90,11 +105,21 @@ class Watch:
                     self._other(number, frame)
             except BaseException as error:
                 self.heard = error
-                raise
+                self._end(error)
         count = self._count()
         if count != self._seen:
             self._seen, self._looks = count, 0
             return
         self._looks += 1
-        if self._looks >= _LOOKS:
+        if self._looks >= _LOOKS and not is_collecting(frame):
             self._stuck(frame)
+
+
+def is_collecting(frame: FrameType | None) -> bool:
+    """Whether the collector has called what runs: Python drops what is raised there. A later look will find it."""
+    codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    while frame is not None and codes:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False

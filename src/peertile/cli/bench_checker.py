@@ -19,6 +19,7 @@ import numpy as np
 
 import peertile.language as T
 from peertile.checker.program import ProgramCase
+from peertile.cli.bench_protocols import protocols, with_collectives
 from peertile.comm.symmetric import SymmetricHeap
 from peertile.creation import asarray, empty
 from peertile.dtypes import f32, i64, u32
@@ -27,7 +28,7 @@ from peertile.ir.core import Kernel
 from peertile.ir.types import Access, SignalType, SymmetricType, TileType
 from peertile.kernel import kernel
 from peertile.library.collectives import Collectives
-from peertile.library.selection import GPU_ONLY, Algorithm
+from peertile.library.selection import Algorithm
 from peertile.meaning import PerRank, new_signal
 from peertile.passes.pipeline import run_pipeline
 from peertile.sim.choices import RandomChooser
@@ -127,7 +128,7 @@ def _schedules() -> list[Figure]:
     """Rates, as milliseconds of a schedule, so that the limit is one from above."""
     kernels, schedules = _all_reduce_case(), 600
     rates = [_rate(kernels, schedules // 3) for _ in range(3)]
-    whole = ProgramCase(_program(_two_shot_program(4)), 3)
+    whole = ProgramCase(_two_shot_program(4), 3)
     return [
         Figure(
             "checker.cpu.schedule.two_shot.3_ranks_4_programs", 1e3 / statistics.median(rates), "ms", schedules,
@@ -204,70 +205,17 @@ def _meetings(group: Any) -> None:
         assert np.array_equal(out.numpy(), np.full(8, 1.0))
 
 
-Collective = Callable[[Collectives, int, int], None]
-
-
-def _program(call: Collective, turns: int = 1, programs: int = 1) -> Callable[[Any], None]:
-    def main(group: Any) -> None:
-        with Collectives(group, programs=programs, slot_bytes=4096) as c:
-            for turn in range(turns):
-                call(c, group.rank, turn)
-
-    return main
-
-
-def _two_shot_program(programs: int) -> Collective:
+def _two_shot_program(programs: int) -> Callable[[Any], None]:
     def call(c: Collectives, me: int, turn: int) -> None:
         c.all_reduce(asarray(np.full(768, 1.0 + me, np.float32)), algorithm=Algorithm.TWO_SHOT).sync()
 
-    return call
-
-
-def _vector(me: int, turn: int, n: int = 40) -> Any:
-    return asarray(np.full(n, 1.0 + me + turn, np.float32))
-
-
-def _protocols() -> dict[str, Collective]:
-    """Every protocol of signals in the library, with a check of what comes of it."""
-
-    def all_reduce(algorithm: Algorithm, n: int) -> Collective:
-        def call(c: Collectives, me: int, turn: int) -> None:
-            out = c.all_reduce(_vector(me, turn, n), algorithm=algorithm).sync().numpy()
-            assert np.array_equal(out, np.full(n, 3.0 + 2 * turn))
-
-        return call
-
-    def in_place(algorithm: Algorithm) -> Collective:
-        def call(c: Collectives, me: int, turn: int) -> None:
-            x = _vector(me, turn)
-            assert np.array_equal(c.all_reduce(x, x, algorithm=algorithm).sync().numpy(), np.full(40, 3.0 + 2 * turn))
-
-        return call
-
-    here = [a for a in Algorithm if a not in GPU_ONLY | {Algorithm.MULTIMEM}]
-    found = {f"all_reduce.{a.value}": all_reduce(a, 2 if a is Algorithm.FLAGGED else 40) for a in here}
-    found |= {f"all_reduce.{a.value}.in_place": in_place(a) for a in here if a is not Algorithm.FLAGGED}
-    found["all_reduce.two_shot.pipelined"] = all_reduce(Algorithm.TWO_SHOT, 200)
-    found |= {
-        "barrier": lambda c, me, turn: c.barrier().sync(),
-        "reduce_scatter": lambda c, me, turn: _ignore(c.reduce_scatter(_vector(me, turn)).sync()),
-        "all_gather": lambda c, me, turn: _ignore(c.all_gather(_vector(me, turn)).sync()),
-        "all_to_all": lambda c, me, turn: _ignore(c.all_to_all(_vector(me, turn)).sync()),
-        "broadcast": lambda c, me, turn: _ignore(c.broadcast(_vector(me, turn), root=turn % 2).sync()),
-        "reduce": lambda c, me, turn: _ignore(c.reduce(_vector(me, turn), root=turn % 2).sync()),
-        "all_to_all_v": lambda c, me, turn: _ignore(c.all_to_all_v(_vector(me, turn), [20, 20], [20, 20]).sync()),
-    }
-    return found
-
-
-def _ignore(_: Any) -> None:
-    """For calls whose values are looked at elsewhere."""
+    return with_collectives(call, programs=programs)
 
 
 def _exhaustive() -> list[Figure]:
     """Seconds of exhaustive checks; the repetitions of a figure are the schedules that were run."""
     cases: list[tuple[str, Callable[[Any], None]]] = [("handshake.waits", _meetings)]
-    cases += [(name, _program(call, turns=2)) for name, call in _protocols().items()]
+    cases += protocols().items()
     # Each round has some twenty times as many schedules as the one before.
     cases += [("handshake.polls", handshake_rounds(1)), ("handshake.polls.two_rounds", handshake_rounds(2))]
     figures = []

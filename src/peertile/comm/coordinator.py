@@ -209,6 +209,11 @@ class Coordinator:
         calls = [call for group in self._groups.values() for call in group.open_calls()]
         return min((call.deadline for call in calls if not call.disagreed), default=None)
 
+    def name_of(self, group: int) -> str:
+        """A group, for people: "the world group", "the group of world ranks 0, 2"."""
+        found = self._groups.get(group)
+        return "a group that was closed" if found is None else _group_name(found)
+
     # Collective calls
 
     def _arrive(self, rank: int, request: Arrive, fds: tuple[int, ...], now: float) -> None:

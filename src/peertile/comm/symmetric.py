@@ -142,18 +142,25 @@ class SymmetricHeap:
     def _take(self, what: str, nbytes: int) -> Storage:
         """`nbytes` at the same offset on every rank; zeroed nowhere."""
         self._check_open(what)
-        self.group.agree(what, "SymmetricHeap allocation")
         offset = self._arena.take(nbytes)
+        address = self.bases[self.group.rank] + (offset or 0)
+        # Lent before the ranks agree: once one of them goes on, it may write every rank's part.
+        if offset is not None:
+            self.device.driver.lend(address, nbytes)
+        try:
+            self.group.agree(what, "SymmetricHeap allocation")
+        except BaseException:
+            if offset is not None:
+                self.device.driver.take_back(address, nbytes)
+                self._arena.give(offset, nbytes)
+            raise
         if offset is None:
             raise AllocationError(
                 f"SymmetricHeap: {what} asks for {nbytes} bytes, {self._arena.in_use} of {self.size_bytes} are in use "
                 f"and {self._arena.largest} fit at most; make the heap larger"
             )
-        storage = Storage(
-            self.device, self.bases[self.group.rank] + offset, nbytes, release=None, owner=self, name=what
-        )
+        storage = Storage(self.device, address, nbytes, release=None, owner=self, name=what)
         self._objects[id(storage)] = (storage, offset)
-        self.device.driver.lend(storage.address, nbytes)
         return storage
 
     def _give_back(self, storage: Storage, why: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from peertile.backends.cuda.divided import can_divide
 from peertile.dtypes import f32
 from peertile.errors import ArgumentError
 from peertile.library import attention_kernels, layer_kernels
@@ -22,7 +23,7 @@ from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
-from peertile.runtime.tensor import Tensor
+from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["RotaryPairs", "attention", "cache_append", "decode_attention", "rope", "rope_tables"]
 
@@ -121,6 +122,15 @@ def _grouped(t: Tensor, groups: int, shared: int) -> Tensor:
 def _attend(
     y: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: float, *, is_causal: bool
 ) -> DeviceOp[Any]:
+    if lengths is None and scale >= 0 and _is_flat(y, q, k, v, is_causal=is_causal):
+        # Without gaps batches and heads are one axis, and so are they and the queries.
+        o, keys3, values3 = (t.reshape(t.shape[0] * t.shape[1], *t.shape[2:]) for t in (y, k, v))
+        together = _rows_together(q.shape[2] // FLAT_ROWS)
+        part = Partition(o.permute(1, 0, 2), (FLAT_ROWS, 1, q.shape[3]), swizzle=together)
+        return attention_kernels.attend_flat(
+            part, q.reshape(q.size // q.shape[3], q.shape[3]), keys3, values3, scale * LOG2_E, BK=FLAT_KEYS,
+            CAUSAL=is_causal, STAGES=2,
+        )  # fmt: skip
     rows, keys = 64, 128
     if q.device.driver.kind is DriverKind.CUDA:
         rows, keys = (64, 64) if q.dtype.itemsize == 2 else (32, 32)  # f32 is multiplied without tensor cores
@@ -133,6 +143,26 @@ def _attend(
         abs(scale) * LOG2_E, BK=keys, CAUSAL=is_causal, BOUNDED=lengths is not None, NEGATED=scale < 0,
         STAGES=3 if rows == 128 else 2,
     )  # fmt: skip
+
+
+FLAT_ROWS, FLAT_KEYS = 128, 128
+"""Queries of a program and keys of a block where groups of warps share the loop over keys."""
+FLAT_TURNS = 4
+"""Parts of the queries, of which each is gone through head by head."""
+
+
+def _is_flat(y: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> bool:
+    """Whether groups of warps can share the loop over keys: on tensor cores, whole tiles, no gaps."""
+    queries, dim = q.shape[2:]
+    if q.dtype.itemsize != 2 or dim != 128 or not queries or queries % FLAT_ROWS or not can_divide(q.device.target):
+        return False
+    return (is_causal or k.shape[2] % FLAT_KEYS == 0) and all(t.is_contiguous for t in (y, q, k, v))
+
+
+def _rows_together(rows: int) -> int:
+    """Rows of tiles that are walked head by head: some of them, so that the heads that are read at once stay in the
+    cache, and what is left for the end is short."""
+    return 1 << max(rows // FLAT_TURNS, 1).bit_length() - 1
 
 
 def _with_heads(t: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
 from peertile.runtime.driver import DriverKind
+from peertile.runtime.future import DeviceFuture, submitted
 from peertile.runtime.launched import Launched
 from peertile.runtime.op import DeviceOp, ExecutionContext
 from peertile.runtime.registry import current_device
@@ -57,6 +58,7 @@ KEPT_CALLS = 32
 """Calls whose bound arguments are kept, so that repeating one costs a launch and nothing else."""
 
 _BITS = {2: u16, 4: u32}
+_new: Any = object.__new__
 
 
 class CollectiveOp(DeviceOp[T]):
@@ -105,18 +107,11 @@ class CollectiveOp(DeviceOp[T]):
         return self._result
 
     def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, T]:
-        communicator, call = self._communicator, self._call
-        kept = call.only
-        if (
-            kept is None
-            or call.staging is not None
-            or communicator.checked
-            or communicator._closed
-            or stream.device is not communicator.device
-        ):
+        communicator, kept = self._communicator, self._call.alone
+        if kept is None or communicator._closed or stream.device is not communicator.device:
             return super()._submitted(stream)
         # The shortest way: one launch, which is its own submission.
-        return kept.launch.submitted_at(stream, self._site), self._result
+        return kept.submitted(stream, self._site), self._result
 
     def _run_to_end(self, stream: Stream) -> T:
         communicator, call = self._communicator, self._call
@@ -138,6 +133,23 @@ class CollectiveOp(DeviceOp[T]):
         kept.run(stream, self._site)
         staging.took(time.perf_counter_ns() - start)
         return self._result
+
+    def submit(self, stream: Stream | None = None) -> DeviceFuture[T]:
+        """Enqueue on `stream` (default: the device's policy says which) and return at once."""
+        communicator, kept = self._communicator, self._call.alone
+        if (
+            kept is None
+            or type(stream) is not Stream
+            or stream.device is not communicator.device
+            or stream.recording is not None
+            or communicator._closed
+            or self._spent
+            or execution.inside is not None
+        ):
+            return super().submit(stream)
+        # As any operation does, without its calls.
+        self._spent = True
+        return submitted(kept.submitted(stream, self._site), self._result, stream)
 
     def sync(self) -> T:
         """Run on a stream of the device's scheduling policy and wait for the end."""
@@ -169,7 +181,7 @@ class _Call:
     are two ways to do it, one launch each, bound by `bind` when they are first taken.
     """
 
-    __slots__ = ("_bind", "_launches", "_ways", "only", "staging", "text", "tied")
+    __slots__ = ("_bind", "_launches", "_ways", "alone", "only", "staging", "text", "tied")
 
     def __init__(
         self,
@@ -177,6 +189,8 @@ class _Call:
         launches: Sequence[LaunchOp],
         staging: Staging | None = None,
         bind: Callable[[bool], LaunchOp] | None = None,
+        *,
+        checked: bool,
     ) -> None:
         self.text = text
         self.tied: list[object] = []
@@ -187,6 +201,8 @@ class _Call:
         self._launches = tuple(launches)
         self.only = KeptLaunch(launches[0]) if len(launches) == 1 else None
         """The launch, where there is just one."""
+        self.alone = self.only if staging is None and not checked else None
+        """The same, where nothing has to be done but to enqueue it."""
         if staging is not None:
             self.only = self.way(staging.begin())
 
@@ -379,7 +395,7 @@ class Collectives(Communicator):
 
     def _op(self, text: str, launches: Sequence[LaunchOp], result: T) -> CollectiveOp[T]:
         self._check_open(text)
-        return CollectiveOp(self, _Call(text, launches), result)
+        return CollectiveOp(self, _Call(text, launches, checked=self.checked), result)
 
     def _kept_op(self, key: tuple[Any, ...] | None, out: Any) -> CollectiveOp[Any] | None:
         """The op of a recent call with the same tensors and options, ready to run."""
@@ -402,7 +418,7 @@ class Collectives(Communicator):
         if bind is not None:
             size = (prod(out.shape) * out.dtype.itemsize).bit_length()
             staging = self._staging.setdefault(size, Staging())
-        call = _Call(text, launches, staging, bind)
+        call = _Call(text, launches, staging, bind, checked=self.checked)
         if key is not None:
             kept = self._kept
             if len(kept) >= KEPT_CALLS:
@@ -447,10 +463,19 @@ class Collectives(Communicator):
         Folded in rank order (RING: in the order of the ring); f16 and bf16 in f32, rounded once. Without `out`
         a new tensor. `algorithm` overrides the table, and must be the same on every rank.
         """
-        key = None if out is None else ("all_reduce", id(x), id(out), id(op), id(algorithm))
-        kept = self._kept_op(key, out)
-        if kept is not None:
-            return kept
+        key = None
+        if out is not None:
+            key = ("all_reduce", id(x), id(out), id(op), id(algorithm))
+            kept = self._kept.get(key)
+            if kept is not None and not self._closed:
+                # As the constructor does, without its call.
+                again: CollectiveOp[Any] = _new(CollectiveOp)
+                again._spent = False
+                again._site = call_site(2)
+                again._communicator = self
+                again._call = kept
+                again._result = out
+                return again
         count = self._size("all_reduce", x)
         if out is None:
             out = self.device.empty(x.shape, x.dtype)

@@ -9,6 +9,7 @@ and checks no arguments: collectives.py does. What it chooses depends on facts t
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, u8, u32, u64
 from peertile.kernel import LaunchOp
 from peertile.library import cuda_kernels as kernels
-from peertile.library.cuda_kernels import AHEAD_SLOTS, SLOTS
+from peertile.library.cuda_kernels import AHEAD_SLOTS, LEAST_FILLED, SLOTS
 from peertile.library.reductions import ReduceOp, accumulator
 from peertile.library.selection import Algorithm, Choice, choose
 from peertile.runtime.tensor import Tensor
@@ -32,6 +33,13 @@ WORDS = 1024
 """Words of the largest flagged tile."""
 FILLED_WORDS = 1024
 """Words (u64) of the largest filled tile."""
+SHORT_WORDS = 512
+"""Words of the largest filled tile of a message that is short: of half of the programs at most, with many slots, since
+a fence in every second turn would be a third of its time."""
+SHORT_SLOTS = 128
+"""Slots of a program for those, over all ranks."""
+LONG_SLOTS = 16
+"""So for others."""
 TILE_BYTES = 1 << 14
 """Bytes of the largest pushed tile."""
 FLAGGED_BYTES = 1 << 19
@@ -66,6 +74,7 @@ class Way(Enum):
 
     FLAGGED = "flagged"
     FILLED = "filled"
+    SHORT = "filled, short"
     PUSHED = "pushed"
 
 
@@ -83,11 +92,24 @@ def _sizes(ranks: int, programs: int) -> tuple[int, int]:
     return programs * SLOTS * ranks * WORDS, programs * AHEAD_SLOTS * ranks * TILE_BYTES
 
 
+def _slots(ranks: int, over_all: int) -> int:
+    """Slots of a program for filled tiles, a power of two."""
+    return int(max(LEAST_FILLED, 1 << (over_all // max(ranks, 2)).bit_length() - 1))
+
+
+def _filled(ranks: int, programs: int) -> dict[Way, tuple[int, int, int]]:
+    """Programs, slots and words of the places of a way."""
+    return {
+        Way.FILLED: (programs, _slots(ranks, LONG_SLOTS), FILLED_WORDS),
+        Way.SHORT: (max(programs // 2, 1), _slots(ranks, SHORT_SLOTS), SHORT_WORDS),
+    }
+
+
 def heap_bytes(ranks: int, programs: int) -> int:
     """Symmetric memory that `GpuPlans` takes."""
     words, inbox = _sizes(ranks, programs)
-    filled = programs * AHEAD_SLOTS * ranks * FILLED_WORDS
-    return 8 * (words + filled) + inbox + 8 * programs * ranks * (1 + 2 * AHEAD_SLOTS) + (1 << 16)
+    filled = ranks * sum(map(math.prod, _filled(ranks, programs).values()))
+    return 8 * (words + filled) + inbox + 8 * programs * ranks * (1 + 3 * AHEAD_SLOTS) + (1 << 16)
 
 
 class GpuPlans:
@@ -106,9 +128,12 @@ class GpuPlans:
         words, inbox = _sizes(n, programs)
         self._words = own(heap.zeros((words,), u64))
         self._inbox = own(heap.empty((inbox,), u8))
-        self._filled = own(heap.empty((programs * AHEAD_SLOTS * n * FILLED_WORDS,), u64))
-        self._fill(self._filled, 0xFF)
-        self._calls = own(heap.zeros((programs * AHEAD_SLOTS, n), u64))
+        # By way: the places, of how many programs and turns, and where ranks tell each other what they called.
+        self._filled: dict[Way, tuple[SymmetricTensor, int, int, SymmetricTensor]] = {}
+        for way, (most, slots, of_tile) in _filled(n, programs).items():
+            places = own(heap.empty((most * slots * n * of_tile,), u64))
+            self._fill(places, 0xFF)
+            self._filled[way] = places, most, slots, own(heap.zeros((most * AHEAD_SLOTS, n), u64))
         with heap.group.collective("GpuPlans"):  # memory of one device alone
             self._turns = {way: heap.device.asarray(np.zeros(programs, np.int64)) for way in Way}
         self._cuts: dict[tuple[Way, int], Any] = {}
@@ -146,22 +171,25 @@ class GpuPlans:
         for turn in self._turns.values():
             turn.copy_from(np.zeros(turn.shape, np.int64))
         self._fill(self._words, 0)
-        self._fill(self._calls, 0)
         self._fill(self._hello, 0)
-        self._fill(self._filled, 0xFF)
+        for places, _, _, calls in self._filled.values():
+            self._fill(places, 0xFF)
+            self._fill(calls, 0)
 
     def _fill(self, t: SymmetricTensor, byte: int) -> None:
         """Every byte of this rank's part."""
         driver, device, storage = self.heap.device.driver, self.heap.device, t.storage
         device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, byte, 1, storage.nbytes))
 
-    def _view(self, base: SymmetricTensor, dtype: DType, tile: int) -> tuple[SymmetricTensor, int]:
-        """Staging as rows of `tile` elements, and the rows of one program."""
+    def _view(
+        self, base: SymmetricTensor, dtype: DType, tile: int, programs: int = 0
+    ) -> tuple[SymmetricTensor, int]:  # fmt: skip
+        """Staging as rows of `tile` elements, and the rows of one program, of `programs` (0: all)."""
         key = (base.offset, dtype, tile)
         rows = base.storage.nbytes // (tile * dtype.itemsize)
         if key not in self._views:
             self._views[key] = SymmetricTensor(self.heap, base.storage, dtype, (rows, tile), base.offset)
-        return self._views[key], rows // self.programs
+        return self._views[key], rows // (programs or self.programs)
 
     def _turn(self, way: Way, programs: int) -> Any:
         """The turns of the first programs, one for each."""
@@ -199,9 +227,13 @@ class GpuPlans:
             tiles = max(1, -(-whole.size // shape.tile))
             once = tiles <= shape.programs
             cut = whole.partition(shape.tile) if once else _cut(whole, 0, shape)
-            words, rows = self._view(self._filled, u64, shape.tile)
-            turn = self._turn(Way.FILLED, min(tiles, shape.programs))
-            more = words, self._calls, turn, rows, self.heap.group.rank, sign
+            programs = min(tiles, shape.programs)
+            short = shape.tile <= SHORT_WORDS and programs <= self._filled[Way.SHORT][1]
+            way = Way.SHORT if short else Way.FILLED
+            places, most, options["S"], calls = self._filled[way]
+            words, rows = self._view(places, u64, shape.tile, most)
+            turn = self._turn(way, programs)
+            more = words, calls, turn, rows, self.heap.group.rank, sign
             if x is None:
                 in_place = kernels.filled_once_in_place if once else kernels.filled_all_reduce_in_place
                 return in_place(cut, *more, **options)

@@ -7,14 +7,13 @@ Each is one lazy operation and one launch on every rank, without a meeting on th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, f32, i32, i64, u64
 from peertile.errors import ArgumentError, UsageError
 from peertile.library import experts_kernels
-from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, power_of_two
+from peertile.library.fused_base import FLOATS, MOST_WORKERS, FusedBase, check_count, check_shape, power_of_two
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -22,10 +21,22 @@ __all__ = ["Dispatched", "Experts"]
 
 COUNTED = 1024
 """Pairs of a choice and an expert that are looked at together, at most."""
+SUMMED = 4096
+"""Counts of programs by expert that are added together, at most: each further turn is a round trip to memory."""
 MOVED = {False: 512, True: 2048}
 """Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
+
+
+def piece(columns: int, most: int) -> int:
+    """Columns of a row to move at a time: `most`, or a half or a quarter where less is left over at the end of a row.
+
+    >>> piece(8192, 2048), piece(7168, 2048), piece(100, 2048)
+    (2048, 1024, 128)
+    """
+    sizes = (min(power_of_two(columns), most) >> k for k in range(3))
+    return min((n for n in sizes if n), key=lambda n: (-columns % n if columns > n else 0, -n))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +106,7 @@ class Experts(FusedBase):
         self._wide = wide = power_of_two(size * self.on_rank)
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 4 * (most + 2 * size) * wide + 16 * most + (1 << 14),
+            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + 16 * most + (1 << 14),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name),
@@ -108,7 +119,7 @@ class Experts(FusedBase):
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
             self._counts = self._own(heap.zeros((2 * size, wide), i32))
-            self._tallies = self._own(heap.empty((-(-most // self._tile), wide), i32))
+            self._tallies = self._own(heap.empty((self.programs, wide), i32))
             self._places = self._own(heap.empty((most,), i64))
             self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
             self._done = self._own(heap.signal(slots=self.programs))
@@ -139,14 +150,14 @@ class Experts(FusedBase):
         flat = ids.reshape(ids.size)
         received = self.device.empty((self.on_rank, 1), i64)
         sent = self._last = Dispatched(self._rows, received, flat)
-        launch: DeviceOp[Any] = experts_kernels.dispatch(
+        launch = experts_kernels.dispatch(
             received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._rows, self._counts,
             self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
             self._number(name) & 0xFFFFFF, L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile,
-            EP=self._wide, BS=max(1, min(64, COUNTED // self._wide)),
-            BH=min(power_of_two(self.width), MOVED[self._on_gpu]),
+            EP=self._wide, BS=max(1, min(64, SUMMED // self._wide)),
+            BH=piece(self.width, MOVED[self._on_gpu]),
         )  # fmt: skip
-        return launch.map(lambda *_: sent)
+        return self._met(launch).map(lambda *_: sent)
 
     def combine(
         self,
@@ -180,9 +191,9 @@ class Experts(FusedBase):
             )
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
-        launch: DeviceOp[Any] = experts_kernels.combine(
+        launch = experts_kernels.combine(
             z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
             weights.reshape(weights.size), self._hello, self._places, self._done, self.places,
             self._number(name, columns), L=self.on_rank, K=self.top_k,
         )  # fmt: skip
-        return launch.map(lambda *_: z)
+        return self._met(launch).map(lambda *_: z)

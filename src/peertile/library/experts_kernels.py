@@ -1,8 +1,9 @@
 """Dispatch of rows to experts and their combination, in the public language. `experts.py` checks and launches them.
 
-Expert e is number e % L of rank e // L, for L experts on a rank. The choices of a rank's rows are cut into tiles, which
-are dealt to the programs. Each program counts its tiles' choices by expert; what all programs counted, and the other
-ranks, says where a tile's rows go in each expert, and no row moves twice. All programs move rows, whatever the experts.
+Expert e is number e % L of rank e // L, for L experts on a rank. The choices of a rank's rows are cut into tiles, and
+each program has some that follow each other. It counts their choices by expert; what the programs before it counted,
+and the ranks before this one, says where its rows go in each expert, and no row moves twice. All programs move rows,
+whatever the experts.
 
 How memory that peers write is reused: no row is sent before every rank has told its counts in this call, so all ranks
 have ended what they did before. The counts themselves have two places, which take turns from call to call: a rank that
@@ -32,13 +33,10 @@ def chosen(ids: T.Shared, t: T.Tile, BT: int, EP: int) -> T.Tile:
     return T.where(which[:, None] == T.iota(EP)[None, :], T.i32(1), T.i32(0))
 
 
-def check_choices(ids: T.Shared, experts: T.Tile, BT: int) -> None:
-    """This program's tiles of the choices are numbers of experts, or -1. What lies behind them is 0."""
-    for t in T.range(T.program_id(0), T.cdiv(ids.shape[0], BT), T.num_programs(0)):
-        some = ids.load((t,), (BT,)).astype(T.i64)
-        T.assert_(
-            T.min(some) >= -1 and T.max(some) < experts, "dispatch: ids: expected numbers of experts, or -1 for none"
-        )
+def share(tiles: T.Tile, p: T.Tile, P: T.Tile) -> tuple[T.Tile, T.Tile]:
+    """The tiles of program p, from the first on and before the last: neighbours, so that what lies before a tile of
+    them is known from what lies before the first, and rows with several choices are fetched once."""
+    return p * tiles // P, (p + 1) * tiles // P
 
 
 def summed(counts: T.Shared, first: T.Tile, last: T.Tile, BS: int, EP: int) -> T.Tile:
@@ -55,15 +53,16 @@ def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
     return T.sum(T.where(T.iota(EP) == at, values, T.i32(0))).astype(T.i64)
 
 
-def fetched(
-    x: T.Shared, places: T.Peer, c: T.Tile, last: T.Tile, j: T.Tile, held: T.Tile, K: int, BH: int
-) -> tuple[T.Tile, T.Tile, T.Tile]:
-    """Columns j of the row of choice c, the rank that it goes to, and where there; -1 for nowhere."""
-    at = T.minimum(c, last - 1)
-    place = T.ld(places.local, (at,), order=T.weak)
-    goes = (c < last) & (place >= 0)
+def goal(places: T.Peer, c: T.Tile, last: T.Tile, held: T.Tile) -> tuple[T.Tile, T.Tile]:
+    """The rank that choice c goes to, and where there; -1 for nowhere."""
+    place = T.ld(places.local, (T.minimum(c, last - 1),), order=T.weak)
     somewhere = T.maximum(place, 0)
-    return x.load((at // K, j), (1, BH)), somewhere // held, T.where(goes, somewhere % held, -1)
+    return somewhere // held, T.where((c < last) & (place >= 0), somewhere % held, -1)
+
+
+def fetched(x: T.Shared, c: T.Tile, last: T.Tile, j: T.Tile, K: int, BH: int) -> T.Tile:
+    """Columns j of the row of choice c."""
+    return x.load((T.minimum(c, last - 1) // K, j), (1, BH))
 
 
 @kernel
@@ -76,7 +75,7 @@ def dispatch(
     """rows [L · C, width] of each rank get the rows of x of all ranks whose choices (K for each row) are its experts:
     C places for each, by rank and then by row. received [L, 1]: how many came, at most C.
 
-    Choices beyond C places are left out, which with KEEPS_ALL is a failed assertion. tallies [tiles, EP] and counts
+    Choices beyond C places are left out, which with KEEPS_ALL is a failed assertion. tallies [programs, EP] and counts
     [2 ranks, EP] count by expert, of which there are up to EP.
     """
     p, P = T.program_id(0), T.num_programs(0)
@@ -85,23 +84,28 @@ def dispatch(
     half = epoch % 2 * n
     last = ids.shape[0]
     held = L * C  # places of a rank
-    tiles = T.cdiv(last, BT)
+    first, stop = share(T.cdiv(last, BT), p, P)
     word = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
-    check_choices(ids, experts, BT)
-    for t in T.range(p, tiles, P):
-        tallies.local.store((t, 0), T.reshape(T.sum(chosen(ids, t, BT, EP), axis=0), (1, EP)))
+    tally = T.zeros((EP,), T.i32)
+    for t in T.range(first, stop):
+        some = ids.load((t,), (BT,)).astype(T.i64)  # what lies behind the last one is 0
+        T.assert_(
+            T.min(some) >= -1 and T.max(some) < experts, "dispatch: ids: expected numbers of experts, or -1 for none"
+        )
+        tally += T.sum(chosen(ids, t, BT, EP), axis=0)
+    tallies.local.store((p, 0), T.reshape(tally, (1, EP)))
     T.sync_programs()
     for to in T.range(p, n, P):
-        own = summed(tallies.local, T.i64(0), tiles, BS, EP)
+        own = summed(tallies.local, T.i64(0), P, BS, EP)
         counts.at(to).store((half + me, 0), T.reshape(own, (1, EP)))
         T.st(ready, word, (epoch % 2, me), rank=to, order=T.release)
+    base = summed(tallies.local, T.i64(0), p, BS, EP)
     for r in T.ranks():
         told = T.wait_at_least(ready.local, (epoch << 24).astype(T.u64), (epoch % 2, r))
         T.assert_(told == word, DIFFERENT)
-    before = summed(counts.local, half, half + me, BS, EP)
-    for t in T.range(p, tiles, P):
+    base += summed(counts.local, half, half + me, BS, EP)
+    for t in T.range(first, stop):
         hits = chosen(ids, t, BT, EP)
-        base = before + summed(tallies.local, T.i64(0), t, BS, EP)
         place = T.sum(hits * (T.cumsum(hits, axis=0) - 1 + base[None, :]), axis=1)
         kept = (T.sum(hits, axis=1) > 0) & (place.astype(T.i64) < C)
         if KEEPS_ALL:
@@ -111,18 +115,22 @@ def dispatch(
             )
         number = T.sum(hits * T.iota(EP).astype(T.i32)[None, :], axis=1)
         places.local.store((t,), T.where(kept, number.astype(T.i64) * C + place.astype(T.i64), T.i64(-1)))
-    for t in T.range(p, tiles, P):
-        for i in T.range(t * (BT // TOGETHER), T.minimum((t + 1) * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
-            c = i * TOGETHER
-            for j in T.range(T.cdiv(x.shape[1], BH)):
-                r0, to0, at0 = fetched(x, places, c, last, j, held, K, BH)
-                r1, to1, at1 = fetched(x, places, c + 1, last, j, held, K, BH)
-                r2, to2, at2 = fetched(x, places, c + 2, last, j, held, K, BH)
-                r3, to3, at3 = fetched(x, places, c + 3, last, j, held, K, BH)
-                rows.at(to0).gather(T.reshape(at0, (1,))).store((0, j), r0)
-                rows.at(to1).gather(T.reshape(at1, (1,))).store((0, j), r1)
-                rows.at(to2).gather(T.reshape(at2, (1,))).store((0, j), r2)
-                rows.at(to3).gather(T.reshape(at3, (1,))).store((0, j), r3)
+        base += T.sum(hits, axis=0)
+    for i in T.range(first * (BT // TOGETHER), T.minimum(stop * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
+        c = i * TOGETHER
+        to0, at0 = goal(places, c, last, held)
+        to1, at1 = goal(places, c + 1, last, held)
+        to2, at2 = goal(places, c + 2, last, held)
+        to3, at3 = goal(places, c + 3, last, held)
+        for j in T.range(T.cdiv(x.shape[1], BH)):
+            r0 = fetched(x, c, last, j, K, BH)
+            r1 = fetched(x, c + 1, last, j, K, BH)
+            r2 = fetched(x, c + 2, last, j, K, BH)
+            r3 = fetched(x, c + 3, last, j, K, BH)
+            rows.at(to0).gather(T.reshape(at0, (1,))).store((0, j), r0)
+            rows.at(to1).gather(T.reshape(at1, (1,))).store((0, j), r1)
+            rows.at(to2).gather(T.reshape(at2, (1,))).store((0, j), r2)
+            rows.at(to3).gather(T.reshape(at3, (1,))).store((0, j), r3)
     all_counts = summed(counts.local, half, half + n, BS, EP)
     for tile in received.tiles():
         total = one(all_counts, me * L + tile.index[0], EP)

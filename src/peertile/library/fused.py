@@ -7,6 +7,7 @@ Each is one lazy operation and one launch on every rank, without a meeting on th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -16,8 +17,16 @@ from peertile.dtypes import DType, f32, i64, u8, u64
 from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
 from peertile.library.cuda_collectives import as_words
-from peertile.library.fused_base import FLOATS, FusedBase, check_count, check_shape, check_tile, power_of_two
-from peertile.library.products import choose_product, tail_rows
+from peertile.library.fused_base import (
+    FLOATS,
+    MOST_WORKERS,
+    FusedBase,
+    check_count,
+    check_shape,
+    check_tile,
+    power_of_two,
+)
+from peertile.library.products import choose_product
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -34,12 +43,55 @@ LEAST_ON_GPU = 16
 """The smallest extent that tensor cores multiply."""
 MOVED = {False: (8, 512), True: (8, 4096)}
 """Rows and columns of a tile that is moved; on a GPU it is what a program has under way."""
-SENT_IN_A_TILE = 24
-"""Elements of a tile of the result that a program computes while all movers together send a row: 2 inner / 250e9 s, at
-2 inner / 5.3e12 s an element, and a little more."""
+SENT_IN_A_TILE = 21
+"""Elements of a tile of the result that a program computes while all movers together send a row: 2 inner / 285e9 s, at
+2 inner / 6e12 s an element."""
+HALF_TILE = 0.66
+"""Time of a tile of half the columns at the end, in those of a whole one: 60 us of 90, by two H200."""
+WORTH_SMALLER = 0.97
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
 gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
+
+
+@lru_cache(maxsize=1024)
+def smaller_at_end(
+    rows: tuple[int, int, int], across: tuple[int, int], most: int, programs: int, movers: int, wait: float, quick: bool
+) -> int:
+    """Rows of tiles at the end of an all-gather + product, up to `most`, that are better cut into tiles of half the
+    columns, by how long the program with the most to do takes; 0 where that gains less than 3 %.
+
+    `rows` of tiles: one's own for those that do not send, for all, and the others'; `across`: tiles in a row, and
+    halves. The movers begin after `wait`, in times of a tile. Dealt as `gather_gemm` does.
+
+    >>> smaller_at_end((8, 0, 8), (20, 40), 8, 132, 16, 0.66, True)
+    3
+    >>> smaller_at_end((16, 16, 32), (20, 40), 16, 132, 16, 2.6, False)
+    0
+    """
+
+    def longest(small: int) -> float:
+        loads = [wait * (p < movers) for p in range(programs)]
+
+        def deal(start: int, tiles: int, cost: float, least: int = 0) -> int:
+            """To the programs from `least` on, beginning with number `start` of them; who would be next."""
+            own = programs - least
+            whole, more = divmod(tiles, own)
+            for k in range(own):
+                loads[least + (start + k) % own] += cost * (whole + (k < more))
+            return (start + tiles) % own
+
+        if quick:
+            at = deal(movers, rows[0] * across[0], 1.0)
+        else:
+            at = (deal(0, rows[0] * across[0], 1.0, movers) + movers) % programs
+        for count in (rows[1], rows[2] - small):
+            at = deal(at, count * across[0], 1.0)
+        deal(at, small * across[1], HALF_TILE)
+        return max(loads)
+
+    best = min(range(min(rows[2], most, 16) + 1), key=longest)
+    return best if longest(best) < WORTH_SMALLER * longest(0) else 0
 
 
 class FusedProducts(FusedBase):
@@ -82,18 +134,20 @@ class FusedProducts(FusedBase):
         if partials not in FLOATS:
             raise ArgumentError(f"FusedProducts: partials: expected f32, f16 or bf16, got {partials!r}")
         size = where.size if isinstance(where, Group) else where.group.size
-        words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES) + 16 * size * MOST_WORDS
+        words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES) + 16 * size * MOST_WORDS + 8 * size * 2 * MOST_WORKERS
         super().__init__(
             where, staging_bytes=2 * staging_bytes + words, movers=movers, workers=workers,
             agreed=(staging_bytes, partials.name, tile, flagged),
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
+        self._worth_waiting = WORTH_WAITING
         with self._making():
             self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
             self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
             self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
+            self._paired = self._own(self.heap.zeros((self.programs, size), i64), is_words=True)
             self._parts = self._own(self.heap.signal(slots=MOST_TILES))
             self._flags = None
             if self._on_gpu if flagged is None else flagged:
@@ -131,14 +185,20 @@ class FusedProducts(FusedBase):
         chunk = max(power_of_two(-(-max(shares) // MOST_CHUNKS)), min(bm, power_of_two(max(shares))), mr)
         first = sum(shares[:me])
         last = first + shares[me]
-        at_once = self._on_gpu and b.shape[1] >= WORTH_WAITING * (self.group.size - 1)
+        at_once = self._on_gpu and b.shape[1] >= self._worth_waiting * (self.group.size - 1)
+        quick = all(self._turns_sending(rows, bm, bn) <= 1 for rows in shares)
+        alone = last if quick else first + self._while_sending(shares[me], b.shape[1], bm, bn)
         # The last part to be computed may end in smaller tiles; no more of it than every rank has.
-        small = tail_rows(total, b.shape[1], (bm, bn), self.programs) if at_once and bn >= 256 else 0
-        small = min(small, total - max(shares), *(s for s in shares if s)) // bm * bm
+        small = 0
+        if at_once and bn >= 256:
+            most = min(total - max(shares), *(s for s in shares if s))
+            wait = self._turns_sending(shares[me], bm, bn)
+            across = (-(-b.shape[1] // bn), -(-b.shape[1] // (bn // 2)))
+            rows_of = (-(-(alone - first) // bm), -(-(last - alone) // bm), -(-(total - shares[me]) // bm))
+            small = bm * smaller_at_end(rows_of, across, most // bm, self.programs, self.movers, wait, quick)
         end = first if first else total
-        alone = first + self._while_sending(shares[me], b.shape[1], bm, bn)
         parts = (
-            (c[first:alone], self.movers, bn),
+            (c[first:alone], 0 if quick else self.movers, bn),
             (c[alone:last], 0, bn),
             (c[last : total if first else total - small], 0, bn),
             (c[: first - small if first else 0], 0, bn),
@@ -152,16 +212,19 @@ class FusedProducts(FusedBase):
             *cut, a, b, self._begun, self._seen_as(self._staging, a.dtype, (2 * total, a.shape[1])), self._arrived,
             self._calls, self._starts(shares), self._sign(name, shares, b.shape, a.dtype.name, bm, bn),
             end - small, CHUNK=chunk, MR=mr, MC=min(moved[1], power_of_two(a.shape[1])), MOVERS=self.movers, BK=bk,
-            STAGES=stages, AT_ONCE=at_once, REST=alone < last, TAIL=small > 0,
+            STAGES=stages, AT_ONCE=at_once, QUICK=quick, REST=alone < last, TAIL=small > 0,
         )  # fmt: skip
-        return launch.map(lambda *_: c)
+        return self._met(launch).map(lambda *_: c)
+
+    def _turns_sending(self, rows: int, bm: int, bn: int) -> float:
+        """Tiles that a program computes while a few others send so many rows."""
+        return rows * (self.group.size - 1) * SENT_IN_A_TILE / (bm * bn)
 
     def _while_sending(self, rows: int, columns: int, bm: int, bn: int) -> int:
-        """Own rows that the others compute while a few programs send: as many tiles as take as long. The rest is for
-        all of them."""
+        """Own rows that the others compute meanwhile. The rest is for all of them."""
         if not self._on_gpu:
             return rows
-        turns = rows * (self.group.size - 1) * SENT_IN_A_TILE / (bm * bn)
+        turns = self._turns_sending(rows, bm, bn)
         return min(rows, -(-int(turns * (self.programs - self.movers)) // -(-columns // bn)) * bm)
 
     # ---------------------------------------------------------------- reductions
@@ -205,13 +268,19 @@ class FusedProducts(FusedBase):
         inners = self._shares(f"{name}: inner", inner, a.shape[1])
         bm, bn, bk, stages = self._tiles(a, max(shares), columns, max(inners))
         inbox = self._inbox(name, max(shares), columns, bm, bn)
+        cut = c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8)
+        sign = self._sign(name, shares, inners, columns, a.dtype.name, bm, bn)
+        even = len(set(shares)) == 1
+        if even and size == 2 and -(-shares[0] // bm) * -(-columns // bn) < fused_kernels.PAIRS:
+            paired = fused_kernels.gemm_scatter_pairs(
+                cut, a, b, self._begun, inbox, self._paired, self._calls, sign, BK=bk, STAGES=stages,
+            )  # fmt: skip
+            return self._met(paired).map(lambda *_: c)
         launch = fused_kernels.gemm_scatter(
-            c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8), a, b, self._begun, inbox,
-            self._arrived, self._calls, self._starts(shares),
-            self._sign(name, shares, inners, columns, a.dtype.name, bm, bn), BK=bk, STAGES=stages,
-            EVEN=len(set(shares)) == 1,
+            cut, a, b, self._begun, inbox, self._arrived, self._calls, self._starts(shares), sign, BK=bk,
+            STAGES=stages, EVEN=even,
         )  # fmt: skip
-        return launch.map(lambda *_: c)
+        return self._met(launch).map(lambda *_: c)
 
     def matmul_all_reduce(
         self, a: Tensor, b: Tensor, out: Tensor | None = None, *, inner: Sequence[int] | None = None
@@ -246,13 +315,13 @@ class FusedProducts(FusedBase):
                 self._begun, self._seen_as(self._flags, u64, (2 * self.group.size, m, width)), self._calls, sign,
                 BK=bk, STAGES=stages, N=self.group.size, PACK=packed, DT=a.dtype,
             )  # fmt: skip
-            return op.map(lambda *_: c)
+            return self._met(op).map(lambda *_: c)
         inbox = self._inbox(name, m, columns, bm, bn)
         launch = fused_kernels.gemm_reduce(
             c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._begun, inbox, self._parts,
-            self._calls, sign, BK=bk, STAGES=stages,
+            self._calls, sign, BK=bk, STAGES=stages, ONCE=-(-m // bm) * -(-columns // bn) <= self.programs,
         )  # fmt: skip
-        return launch.map(lambda *_: c)
+        return self._met(launch).map(lambda *_: c)
 
     # ---------------------------------------------------------------- arguments
 

@@ -16,13 +16,14 @@ from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, bf16, f16, f32, i64, u64
 from peertile.errors import ArgumentError
+from peertile.kernel import LaunchOp
 from peertile.library.communicator import Communicator, meet
 from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.registry import current_device
 from peertile.runtime.tensor import Tensor
 
-__all__ = ["FLOATS", "FusedBase", "check_count", "check_shape", "check_tile", "power_of_two"]
+__all__ = ["FLOATS", "MOST_WORKERS", "FusedBase", "check_count", "check_shape", "check_tile", "power_of_two"]
 
 T = TypeVar("T")
 
@@ -79,6 +80,11 @@ def check_shape(what: str, t: Any, device: Device, dtypes: Sequence[DType], axes
     return t
 
 
+def _any(group: Group, value: bool, what: str) -> bool:
+    """Collective. Whether some rank says so."""
+    return any(group.exchange(b"1" if value else b"", what))
+
+
 class FusedBase(Communicator):
     """The part of a communicator that does not depend on what it computes.
 
@@ -125,6 +131,7 @@ class FusedBase(Communicator):
         self._words: list[SymmetricTensor] = []
         self._offsets: dict[tuple[int, ...], Tensor] = {}
         self._closed = False
+        self._is_shared = on_gpu and _any(group, own < device.capabilities.executors, name)
         with self._making():
             self._hello = self._own(self.heap.mailbox(tile=1, dtype=u64, programs=self.programs))
             self._turn = self._own(self.heap.zeros((self.programs,), i64), is_words=True)
@@ -142,6 +149,16 @@ class FusedBase(Communicator):
     def _restart(self) -> None:
         for words in self._words:
             words.copy_from(np.zeros(words.shape, np.int64 if words.dtype == i64 else np.uint64))
+
+    # ---------------------------------------------------------------- launches
+
+    def _met(self, launch: LaunchOp) -> LaunchOp:
+        """`launch`; on a GPU that ranks share, once each of them has loaded the kernel for its own shapes: nothing is
+        loaded there while another rank's kernel waits for this one's."""
+        if self._is_shared:
+            launch.load()
+            self.group.barrier(f"{self._name}: {launch.name} is loaded on every rank")
+        return launch
 
     # ---------------------------------------------------------------- arguments
 

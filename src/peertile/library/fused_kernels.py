@@ -20,7 +20,7 @@ from peertile.kernel import kernel
 from peertile.library.cuda_kernels import high, low, pair
 from peertile.library.gemm import product
 
-__all__ = ["gather_gemm", "gemm_reduce", "gemm_reduce_flagged", "gemm_scatter"]
+__all__ = ["PAIRS", "gather_gemm", "gemm_reduce", "gemm_reduce_flagged", "gemm_scatter", "gemm_scatter_pairs"]
 
 DIFFERENT = (
     "a peer called this with other shapes, or other numbers of rows; launch the same kernel with the same of them on "
@@ -50,6 +50,13 @@ def check(begun: T.Peer, epoch: T.Tile, sign: T.Tile) -> None:
     for r in T.peers():
         word = T.wait_at_least(begun.local, (epoch << 24).astype(T.u64), (epoch % 2, r))
         T.assert_(word == ((epoch << 24) + sign).astype(T.u64), DIFFERENT)  # noqa: PT009 - of the kernel language
+
+
+def check_once(begun: T.Peer, epoch: T.Tile, sign: T.Tile) -> None:
+    """As check, by the last program for its rank: a call ends when all programs have ended, and where the others do not
+    send what they should, this fails the launch, and with it all waits."""
+    if T.program_id(0) == T.num_programs(0) - 1:
+        check(begun, epoch, sign)
 
 
 def last_tile(a: T.Shared, BM: int, BK: int) -> T.Tile:
@@ -144,10 +151,12 @@ def gather_gemm(
     own: T.Exclusive, rest: T.Exclusive, after: T.Exclusive, before: T.Exclusive, tail: T.Exclusive, a: T.Shared,
     b: T.Shared, begun: T.Peer, gathered: T.Peer, arrived: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64,
     at_tail: T.i64, CHUNK: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
-    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], REST: T.Const[bool], TAIL: T.Const[bool],
+    BK: T.Const[int], STAGES: T.Const[int], AT_ONCE: T.Const[bool], QUICK: T.Const[bool], REST: T.Const[bool],
+    TAIL: T.Const[bool],
 ) -> None:  # fmt: skip
     """(the rows of `a` of all ranks, in rank order) @ b, in three parts: the rows of this rank (own, then rest), of
     those after it, of those before it. A few programs send first, while the others compute `own`, and join them then.
+    With QUICK they have sent before the others have computed a tile: `own` is for all, theirs come last.
 
     With AT_ONCE a part is begun when all of its rows are there, which leaves the loop over its tiles free of waits, so
     that the loads of the next tile overlap the end of this one; else each tile waits for its own rows. With TAIL too
@@ -170,10 +179,17 @@ def gather_gemm(
             send_all_rows(a, gathered, arrived, place + start, round, MR, MC, MOVERS)
         else:
             send_rows(a, gathered, arrived, place + start, epoch, CHUNK, MR, MC, MOVERS)
-    for tile in own.tiles():
-        tile.store(product(a, b, tile.index[0], tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
-    # The programs that got one tile more of `own` come last, and before them those that have been sending.
-    dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
+    if QUICK:
+        for tile in own.tiles(dealt=MOVERS):
+            m = tile.index[0]
+            tile.store(product(a, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+        dealt = own.num_tiles()[0] * own.num_tiles()[1] + MOVERS
+    else:
+        for tile in own.tiles():
+            m = tile.index[0]
+            tile.store(product(a, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+        # The programs that got one tile more of `own` come last, and before them those that have been sending.
+        dealt = own.num_tiles()[0] * own.num_tiles()[1] % (P - MOVERS) + MOVERS
     if REST:
         done = own.shape[0]
         more = a.slice((done, 0), (a.shape[0] - done, inner))
@@ -182,41 +198,45 @@ def gather_gemm(
             m = T.minimum(tile.index[0], end)
             tile.store(product(more, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
         dealt += rest.num_tiles()[0] * rest.num_tiles()[1]
-    check(begun, epoch, sign)
-    later = gathered.local.slice((place + stop, 0), (total - stop, inner))
-    end = last_tile(later, BM, BK)
-    if AT_ONCE:
-        wait_for_all_rows(arrived, round, me + 1, n)
-        for tile in after.tiles(dealt=dealt):
-            m = T.minimum(tile.index[0], end)
-            tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
-    else:
-        for tile in after.tiles(dealt=dealt):
-            low = stop + tile.index[0] * BM
-            wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
-            m = T.minimum(tile.index[0], end)
-            tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
-    dealt += after.num_tiles()[0] * after.num_tiles()[1]
-    earlier = gathered.local.slice((place, 0), (start, inner))  # one's own rows, which follow, are not in there
-    end = last_tile(earlier, BM, BK)
-    if AT_ONCE:
-        wait_for_all_rows(arrived, round, T.i64(0), me)
-        for tile in before.tiles(dealt=dealt):
-            m = T.minimum(tile.index[0], end)
-            tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
-        if TAIL:
-            HM, HN = tail.tile_shape
-            final = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
-            end = last_tile(final, HM, BK)
-            for tile in tail.tiles(dealt=dealt + before.num_tiles()[0] * before.num_tiles()[1]):
+    check_once(begun, epoch, sign)
+    if me < n - 1:  # what has no tiles has no loads to begin with, either
+        later = gathered.local.slice((place + stop, 0), (total - stop, inner))
+        end = last_tile(later, BM, BK)
+        if AT_ONCE:
+            wait_for_all_rows(arrived, round, me + 1, n)
+            for tile in after.tiles(dealt=dealt):
                 m = T.minimum(tile.index[0], end)
-                tile.store(product(final, b, m, tile.index[1], 0, steps, HM, HN, BK, STAGES, False).astype(own.dtype))
-    else:
-        for tile in before.tiles(dealt=dealt):
-            low = tile.index[0] * BM
-            wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
+                tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+        else:
+            for tile in after.tiles(dealt=dealt):
+                low = stop + tile.index[0] * BM
+                wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, total), CHUNK)
+                m = T.minimum(tile.index[0], end)
+                tile.store(product(later, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+    dealt += after.num_tiles()[0] * after.num_tiles()[1]
+    if me > 0:
+        earlier = gathered.local.slice((place, 0), (start, inner))  # one's own rows, which follow, are not in there
+        end = last_tile(earlier, BM, BK)
+        if AT_ONCE:
+            wait_for_all_rows(arrived, round, T.i64(0), me)
+            for tile in before.tiles(dealt=dealt):
+                m = T.minimum(tile.index[0], end)
+                tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+        else:
+            for tile in before.tiles(dealt=dealt):
+                low = tile.index[0] * BM
+                wait_for_rows(arrived, starts, epoch, low, T.minimum(low + BM, start), CHUNK)
+                m = T.minimum(tile.index[0], end)
+                tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+    if TAIL:
+        # The rows of the rank before this one, or the last one, have come; behind this the loop below has no barriers.
+        T.wait_at_least(arrived.local, round, (arrived.shape[0] - 2, (me + n - 1) % n))
+        HM, HN = tail.tile_shape
+        final = gathered.local.slice((place + at_tail, 0), (tail.shape[0], inner))
+        end = last_tile(final, HM, BK)
+        for tile in tail.tiles(dealt=dealt + before.num_tiles()[0] * before.num_tiles()[1]):
             m = T.minimum(tile.index[0], end)
-            tile.store(product(earlier, b, m, tile.index[1], 0, steps, BM, BN, BK, STAGES, False).astype(own.dtype))
+            tile.store(product(final, b, m, tile.index[1], 0, steps, HM, HN, BK, STAGES, False).astype(own.dtype))
     T.st(calls.local, epoch, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)
     if AT_ONCE:
@@ -239,6 +259,13 @@ def wait_for_part(
     T.wait_at_least(arrived.local, epoch, ((before + t) % T.num_programs(0), source))
 
 
+def tell_last(arrived: T.Peer, epoch: T.Tile) -> None:
+    """This program's part for the rank that it computed for last is there."""
+    me, n = arrived.rank, arrived.num_ranks
+    if n > 1:
+        T.st(arrived, epoch, (T.program_id(0), me), rank=(me + n - 1) % n, order=T.release)
+
+
 @kernel
 def gemm_scatter(
     out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, arrived: T.Peer, calls: T.Peer,
@@ -249,8 +276,9 @@ def gemm_scatter(
     those of the next rank first.
 
     The inbox [2 ranks, rows, columns] has the parts of two calls from every rank. A program says once, to each rank,
-    that all it computed for that one is there: the loop over its tiles has nothing to wait for. EVEN: all ranks have
-    as many tiles, so those of others are cut as one's own.
+    that all it computed for that one is there: the loop over its tiles has nothing to wait for. It tells the last one
+    when it has computed the first tile of its own rows, while the part was on its way. EVEN: all ranks have as many
+    tiles, so those of others are cut as one's own.
     """
     p, P = T.program_id(0), T.num_programs(0)
     me, n = inbox.rank, inbox.num_ranks
@@ -283,62 +311,134 @@ def gemm_scatter(
                     inbox.dtype
                 )
                 there.store((mine, t // columns, t % columns), T.reshape(part, (1, BM, BN)))
-        T.st(arrived, epoch, (p, me), rank=to, order=T.release)
+        if d < n - 1:
+            T.st(arrived, epoch, (p, me), rank=to, order=T.release)
         dealt += tiles
     first, last = T.ld(starts, (me,), order=T.weak), T.ld(starts, (me + 1,), order=T.weak)
     own = a.slice((first, 0), (last - first, inner))
     end = last_tile(own, BM, BK)
-    check(begun, epoch, sign)
+    check_once(begun, epoch, sign)
     here = inbox.local
-    turned = (p + P - dealt % P) % P
+    begin = (p + P - dealt % P) % P
+    turned = begin
     for tile in out.tiles(dealt=dealt):
         m, c = tile.index
         acc = product(own, b, T.minimum(m, end), c, 0, steps, BM, BN, BK, STAGES, False)
+        if turned == begin:
+            tell_last(arrived, epoch)
         t = turned if EVEN else m * columns + c  # as the others count it
         for r in T.peers():
             wait_for_part(arrived, starts, epoch, r, t, BM, columns)
             acc += T.reshape(here.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
         tile.store(acc.astype(out.dtype))
         turned += P
+    if turned == begin:
+        tell_last(arrived, epoch)
     T.st(calls.local, epoch, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)
+
+
+PAIRS = 1 << 12
+"""Tiles of one program in a call of gemm_scatter_pairs, at most."""
+
+
+@kernel
+def gemm_scatter_pairs(
+    out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, paired: T.Peer, calls: T.Peer,
+    sign: T.i64, BK: T.Const[int], STAGES: T.Const[int],
+) -> None:  # fmt: skip
+    """As gemm_scatter for two ranks with as many rows each: a tile of the other rank's and then the same of one's own,
+    so that what is sent is on its way while the next tile is computed. The program that computes a tile here is the one
+    that computes it there, so each waits for one word of `paired` [programs, 2], which counts up with each tile."""
+    p = T.program_id(0)
+    me = inbox.rank
+    to = 1 - me
+    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
+    BM, BN = out.tile_shape
+    rows, inner = out.shape[0], a.shape[1]
+    steps = a.num_tiles((BM, BK))[1]
+    mine, others = epoch % 2 * 2 + me, epoch % 2 * 2 + to
+    greet(begun, epoch, sign)
+    if T.ld(calls.local, (p, 2), order=T.weak) != sign:
+        check(begun, epoch, sign)
+    check_once(begun, epoch, sign)
+    theirs = a.slice((rows * to, 0), (rows, inner))
+    own = a.slice((rows * me, 0), (rows, inner))
+    end = last_tile(own, BM, BK)
+    there, here = inbox.at(to), inbox.local
+    word = epoch * PAIRS
+    for tile in out.tiles():
+        m, c = tile.index
+        at = T.minimum(m, end)
+        part = product(theirs, b, at, c, 0, steps, BM, BN, BK, STAGES, False).astype(inbox.dtype)
+        there.store((mine, m, c), T.reshape(part, (1, BM, BN)))
+        acc = product(own, b, at, c, 0, steps, BM, BN, BK, STAGES, False)
+        T.st(paired, word, (p, me), rank=to, order=T.release)
+        T.wait_at_least(paired.local, word, (p, to))
+        acc += T.reshape(here.load((others, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
+        tile.store(acc.astype(out.dtype))
+        word += 1
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
+
+
+def last_call(calls: T.Peer) -> tuple[T.Tile, T.Tile]:
+    """The number of this rank's last call, and its sign. To be read in front of a product, and used behind it: then it
+    comes while the product is under way, and the product does not wait for it."""
+    p = T.program_id(0)
+    return T.ld(calls.local, (p, 0), order=T.weak), T.ld(calls.local, (p, 2), order=T.weak)
 
 
 @kernel
 def gemm_reduce(
     out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, parts: T.Signal, calls: T.Peer,
-    sign: T.i64, BK: T.Const[int], STAGES: T.Const[int],
+    sign: T.i64, BK: T.Const[int], STAGES: T.Const[int], ONCE: T.Const[bool],
 ) -> None:  # fmt: skip
     """The sum over the ranks of a @ b, the same bits on every rank: each part goes to everybody as soon as it is
     computed, and everybody adds the same numbers in the same order. The inbox is as of gemm_scatter; the signal has a
-    slot for each tile."""
+    slot for each tile. With ONCE no program has more than a tile, and adds as soon as it has sent."""
     p = T.program_id(0)
     me, n = inbox.rank, inbox.num_ranks
-    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
     BM, BN = out.tile_shape
     columns = T.cdiv(b.shape[1], BN)
     steps = a.num_tiles((BM, BK))[1]
-    place = epoch % 2 * n
-    greet(begun, epoch, sign)
-    if T.ld(calls.local, (p, 2), order=T.weak) != sign:
-        check(begun, epoch, sign)
+    last, last_sign = last_call(calls)
     for tile in out.tiles():
         m, c = tile.index
-        part = product(a, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
-        piece = T.reshape(part.astype(inbox.dtype), (1, BM, BN))
-        inbox.local.store((place + me, m, c), piece)
+        part = product(a, b, m, c, 0, steps, BM, BN, BK, STAGES, False).astype(inbox.dtype)
+        epoch = last + 1
+        place = epoch % 2 * n
+        if last_sign != sign:
+            greet(begun, epoch, sign)
+            check(begun, epoch, sign)
+        piece = T.reshape(part, (1, BM, BN))
+        if not ONCE:
+            inbox.local.store((place + me, m, c), piece)
         for r in T.peers():
             inbox.at(r).store((place + me, m, c), piece)
             parts.notify(to=r, slot=m * columns + c)
-    check(begun, epoch, sign)
-    for tile in out.tiles():
-        m, c = tile.index
-        acc = T.zeros((BM, BN), T.f32)
-        for r in T.ranks():
-            if r != me:
-                parts.wait(r, slot=m * columns + c)
-            acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
-        tile.store(acc.astype(out.dtype))
+        if ONCE:
+            acc = T.zeros((BM, BN), T.f32)
+            for r in T.ranks():
+                if r == me:
+                    acc += part.astype(T.f32)
+                else:
+                    parts.wait(r, slot=m * columns + c)
+                    acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
+            tile.store(acc.astype(out.dtype))
+    epoch = last + 1
+    place = epoch % 2 * n
+    greet(begun, epoch, sign)
+    check_once(begun, epoch, sign)
+    if not ONCE:
+        for tile in out.tiles():
+            m, c = tile.index
+            acc = T.zeros((BM, BN), T.f32)
+            for r in T.ranks():
+                if r != me:
+                    parts.wait(r, slot=m * columns + c)
+                acc += T.reshape(inbox.local.load((place + r, m, c), (1, BM, BN)), (BM, BN)).astype(T.f32)
+            tile.store(acc.astype(out.dtype))
     T.st(calls.local, epoch, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)
 
@@ -367,16 +467,16 @@ def gemm_reduce_flagged(
     is seen as words then; else parts travel as f32.
     """
     p = T.program_id(0)
-    epoch = T.ld(calls.local, (p, 0), order=T.weak) + 1
-    is_new = T.ld(calls.local, (p, 2), order=T.weak) != sign
     BM, BW = out.tile_shape
     BN = 2 * BW if PACK else BW
     steps = a.num_tiles((BM, BK))[1]
-    slot = epoch % 2 * N
-    e = (epoch << 8) + (sign & 255)
+    last, last_sign = last_call(calls)
     for tile in out.tiles():
         m, c = tile.index
         part = product(a, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
+        epoch = last + 1
+        slot = epoch % 2 * N
+        e = (epoch << 8) + (sign & 255)
         if PACK:
             pairs = T.reshape(part, (BM, BW, 2))
             first = T.reshape(T.extract(pairs, (0, 0, 0), (BM, BW, 1)), (BM, BW))
@@ -384,7 +484,7 @@ def gemm_reduce_flagged(
             mine = pair(first, second, DT)
         else:
             mine = T.bitcast(part, T.u32)
-        if is_new:  # who takes a word of this call knows that its sender has begun it, and needs no other word
+        if last_sign != sign:  # who takes a word of this call knows that its sender has begun it, and needs no other
             greet(begun, epoch, sign)
             check(begun, epoch, sign)
         send_part(T.reshape(mine, (1, BM, BW)), words, slot, m, c, e, N)
@@ -412,5 +512,5 @@ def gemm_reduce_flagged(
             tile.store(pair(first, second, DT))
         else:
             tile.store(first.astype(out.dtype))
-    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, last + 1, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)

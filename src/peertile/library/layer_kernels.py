@@ -108,12 +108,18 @@ def layer_norm(
 @kernel
 def rms_norm(
     z: T.Exclusive, x: T.Shared, residual: T.Shared, gain: T.Shared, epsilon: T.f32, ADDED: T.Const[bool],
+    AGAIN: T.Const[bool] = False,
 ) -> None:  # fmt: skip
-    """z = u / √(mean u² + ε) · gain of each row of u = x + residual."""
+    """z = u / √(mean u² + ε) · gain of each row of u = x + residual. AGAIN: a row is loaded twice, the second time from
+    a cache, and not held meanwhile."""
     row = x.load_like(z).astype(T.f32)
     if ADDED:
         row = row + residual.load_like(z).astype(T.f32)
     mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
+    if AGAIN:
+        row = x.load_like(z).astype(T.f32)
+        if ADDED:
+            row = row + residual.load_like(z).astype(T.f32)
     out = row * T.rsqrt(mean + epsilon) * gain.load((0,), (z.tile_shape[1],)).astype(T.f32)
     z.store(out.astype(z.dtype))
 

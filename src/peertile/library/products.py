@@ -7,6 +7,7 @@ measures candidates for it. Nothing is measured here.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -60,6 +61,21 @@ def choose_product(arch: str, dtype: str, rows: int) -> Way:
     (16, 64)
     """
     return next(way for bound, way in _rows(arch, dtype) if rows <= bound)
+
+
+CPU_ROWS = 8
+"""Rows of tiles that cores walk column by column."""
+
+
+@lru_cache(maxsize=64)
+def rows_together(tile: tuple[int, int], programs: int) -> int:
+    """Rows of tiles that a GPU walks column by column, so that the programs that run at once read the least of both
+    factors: as many elements of rows as of columns, or nearly so.
+
+    >>> rows_together((128, 256), 132), rows_together((256, 128), 132)
+    (16, 8)
+    """
+    return 1 << round(math.log2(programs * tile[1] / tile[0]) / 2)
 
 
 HALF_COST = 0.54
@@ -130,16 +146,17 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
         m, n = c.shape
         programs = c.device.persistent_programs
         on_gpu = c.device.driver.kind is DriverKind.CUDA
+        together = rows_together(way.tile, programs) if on_gpu else CPU_ROWS
         tail = tail_rows(m, n, way.tile, programs) if on_gpu and way.tile[1] >= 256 else 0
         if tail:
             half = (way.tile[0], way.tile[1] // 2)
             cut = [
-                part.partition(tile).persistent(programs=programs, swizzle=8)
+                part.partition(tile).persistent(programs=programs, swizzle=together)
                 for part, tile in ((c[: m - tail], way.tile), (c[m - tail :], half))
             ]
             op = gemm.gemm_tailed(*cut, a[: m - tail], a[m - tail :], b, **consts)
         else:
-            op = gemm.gemm_persistent(c.partition(way.tile).persistent(swizzle=8), a, b, **consts)
+            op = gemm.gemm_persistent(c.partition(way.tile).persistent(swizzle=together), a, b, **consts)
     else:
         op = gemm.gemm(c.partition(way.tile), a, b, **consts)
     return op.map(lambda *_: c)

@@ -7,7 +7,6 @@ One lazy operation and one launch on every rank, without a meeting on the host. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap
@@ -129,11 +128,11 @@ class RingAttention(FusedBase):
                     f"{name}: expected {what} to fit into {self.staging_bytes} bytes of staging, got {need}; "
                     f"make the communicator with staging_bytes={need}"
                 )
-        launch: DeviceOp[Any] = ring_attention_kernels.ring_attend(
+        launch = ring_attention_kernels.ring_attend(
             o.partition((1, bq, wide)).persistent(programs=self.programs, spare=self.movers), q, k, v, self._hello,
             self._seen_as(self._slots, q.dtype, blocks), self._seen_as(self._sums, f32, sums), self._arrived,
             self._free, self._turn, self._starts(shares), float(dim) ** -0.5 if scale is None else float(scale),
             self._number(shares, heads, groups, dim), BK=bk, CAUSAL=bool(causal), MOVERS=self.movers,
             MR=min(MOVED_ROWS, power_of_two(longest), bk),
         )  # fmt: skip
-        return launch.map(lambda *_: o)
+        return self._met(launch).map(lambda *_: o)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from peertile.ir.core import Kernel
+from peertile.ir.verify import OrderFault, order_faults
 from peertile.ir.verify import verify as verify_kernel
 from peertile.passes.bounds import decide_bounds
 from peertile.passes.mailbox import expand_mailboxes
@@ -43,19 +44,21 @@ def run_pipeline(
     kernel: Kernel,
     *,
     verify: bool = True,
-    order_rules: bool = True,
+    broken: list[OrderFault] | None = None,
     residual_checks: bool = True,
     posts_ahead: int = 1,
 ) -> Kernel:
     """Takes what a frontend made to what a backend or the evaluator takes; works in place.
 
-    `verify`: run the verifier before the first and after every pass. `order_rules=False`: let a kernel
-    that breaks the rules of memory order pass (for the checker). `residual_checks=False`: an access
-    whose bounds need a check in the kernel is an error. `posts_ahead`: rounds of a mailbox that may be
-    posted and not collected.
+    `verify`: run the verifier before the first and after every pass. `broken`: let a kernel that breaks the
+    rules of memory order pass, and put down here which, each once (for the checker). `residual_checks=False`:
+    an access whose bounds need a check in the kernel is an error. `posts_ahead`: rounds of a mailbox that may
+    be posted and not collected.
     """
+    order_rules = broken is None
     if verify:
         verify_kernel(kernel, order_rules=order_rules)
+        _put_down(kernel, broken)
     # Before anything is rewritten: the rules speak of the user's operations.
     check_mailbox_rules(kernel, posts_ahead=posts_ahead)
     done: set[str] = set()
@@ -69,4 +72,12 @@ def run_pipeline(
                 bounds_known="decide_bounds" in done,
                 order_rules=order_rules,
             )
+            _put_down(kernel, broken)
     return kernel
+
+
+def _put_down(kernel: Kernel, broken: list[OrderFault] | None) -> None:
+    """What the verifier would refuse here, and no pass before has shown."""
+    if broken is not None:
+        known = {(fault.loc, fault.message) for fault in broken}
+        broken += [fault for fault in order_faults(kernel) if (fault.loc, fault.message) not in known]

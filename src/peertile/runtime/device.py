@@ -51,6 +51,8 @@ class Device:
         """What kernels launched here are compiled with; None for the compiler of the device's target."""
         self.target: str | None = getattr(driver, "arch", None)
         """What kernels launched here are compiled for: a GPU's architecture ("sm_90"), None for this processor."""
+        self.brief_ns = 1 << 62
+        """The least time that a launch took which its caller waited for: what any takes, whatever its kernel does."""
         self.open_captures = 0
         self._graveyard: deque[tuple[str, Any]] = deque()
         self._names = itertools.count(1)

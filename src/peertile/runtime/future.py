@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peertile.runtime.schedule import SchedulingPolicy
     from peertile.runtime.stream import Stream
 
-__all__ = ["DeviceFuture", "submitted"]
+__all__ = ["DeviceFuture", "is_brief", "submitted"]
 
 T = TypeVar("T")
 
@@ -90,10 +90,16 @@ class DeviceFuture(Generic[T]):
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Block until the work is done and return the result. DeviceFault if it failed, WaitTimeout at the bound."""
-        self._submit()
-        if self._context is not None:
-            self._context.wait(timeout_s)
-        return self._outcome()
+        if self._op is not None:
+            self._submit()
+        context = self._context
+        if context is not None:
+            error: BaseException | None = context.wait(timeout_s)
+            if error is not None:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def _submit(self) -> None:
         """Enqueue. What goes wrong now is what waiting for the future raises."""
@@ -143,13 +149,11 @@ class DeviceFuture(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         op = self._op
-        settings = config()
         if op is not None:
-            budget_ns = settings.spin_budget_us * 1000 if settings.host_sync is None else 0
-            # What is known to fit the budget, on an idle stream, costs less here than a hand-over to a thread.
-            if budget_ns > 0 and op._expected_ns() <= budget_ns:
+            if is_brief(op):
                 return self._run_now(op)
             self._submit()
+        settings = config()
         start = time.perf_counter_ns()
         context = self._context
         if context is not None and not context.is_done():
@@ -158,6 +162,14 @@ class DeviceFuture(Generic[T]):
             if op is not None:
                 op._took(time.perf_counter_ns() - start)
         return self._outcome()
+
+
+def is_brief(op: DeviceOp[Any]) -> bool:
+    """Whether it is known to fit the budget for spinning: on an idle stream it costs less to run it on the thread that
+    awaits it than to hand it over to another."""
+    settings = config()
+    budget_us = settings.spin_budget_us if settings.host_sync is None else 0
+    return budget_us > 0 and op._expected_ns() <= budget_us * 1000
 
 
 _new: Any = object.__new__

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from peertile.runtime.device import Device
     from peertile.runtime.lease import Claim
     from peertile.runtime.site import Site
+    from peertile.runtime.standing import Standing
     from peertile.runtime.stream import Stream
 
 __all__ = ["Launched"]
@@ -35,7 +36,7 @@ class Launched(Submission):
     """See the module docstring. `maker`: how its fault is told, as `ExecutionContext.makers` has it."""
 
     __slots__ = (
-        "__weakref__", "left", "maker", "sequence", "site", "size", "uses",
+        "__weakref__", "kept", "left", "maker", "sequence", "site", "size", "uses",
     )  # fmt: skip
 
     def __init__(self, name: str, stream: Stream, site: Site | None, uses: Sequence[Use], maker: Maker) -> None:
@@ -46,6 +47,8 @@ class Launched(Submission):
         self.maker = maker
         self.sequence = 0
         self.left = self.size = 0
+        self.kept: Standing | None = None
+        """The lease of its owner, where it has none itself; its uses are kept alive all the same."""
         self.is_finished = False
         self.error: PeertileError | None = None
 
@@ -101,12 +104,29 @@ class Launched(Submission):
         """It is over: what is to be given back."""
         if self.left:
             return (self,)
-        self.uses = ()  # later launches have taken all over
+        self.uses, self.kept = (), None  # later launches have taken all over
         return ()
 
     def release(self) -> None:
         """Give back what it owns; only when it can no longer be using it."""
-        self.stream.device.leases.release((self,))
+        if self.left:
+            self.stream.device.leases.release((self,))
+        else:
+            self.uses, self.kept = (), None
+
+    def wait(self, timeout_s: float | None = None) -> PeertileError | None:
+        """As any submission, at once where the stream is known to have passed it without a fault: of launches that
+        follow each other closely the first wait finds out about many."""
+        if not self.is_finished and self.sequence > 0:
+            stream = self.stream
+            if stream.device.driver.is_sound(stream.handle, self.sequence):
+                self.is_finished = True
+                if self.left:
+                    self.release()
+                else:
+                    self.uses, self.kept = (), None
+                return None
+        return super().wait(timeout_s)
 
     def abandon(self) -> None:
         """Its enqueuing ended part way: it keeps what it owns until the last operation of the stream has left it."""

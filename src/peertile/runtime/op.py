@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, ove
 from peertile.errors import ArgumentError, PeertileError, UsageError
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution, refuse_recorded
 from peertile.runtime.driver import FaultKind
-from peertile.runtime.future import DeviceFuture, spent_error, submitted
+from peertile.runtime.future import DeviceFuture, is_brief, spent_error, submitted
 from peertile.runtime.launched import Launched
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
@@ -50,6 +50,7 @@ C = TypeVar("C")
 D = TypeVar("D")
 Ts = TypeVarTuple("Ts")
 
+_new: Any = object.__new__
 _UNKNOWN_NS = 1 << 62
 
 _OVERLAP_AT = 4
@@ -222,7 +223,14 @@ class DeviceOp(Generic[T]):
         return DeviceFuture(self, policy, None)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self.schedule().__await__()
+        self._spend()
+        return self._awaited() if is_brief(self) else DeviceFuture(self, None, None).__await__()
+
+    def _awaited(self) -> Generator[Any, Any, T]:
+        """As awaiting a future that runs it now, without the future."""
+        outside_execution(self.name)
+        return self._run_to_end(self._pick(None))
+        yield  # a generator, though nothing is waited for
 
     def async_on(self, stream: Stream) -> T:
         """Unsafe: enqueue on `stream` and return the result with all protection given up.
@@ -254,7 +262,7 @@ class DeviceOp(Generic[T]):
 
         The closure may not execute other operations: that is a UsageError.
         """
-        return self._extended(Step.THEN, closure)
+        return self._extended(_THEN, closure)
 
     @overload
     def then_unchecked(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], DeviceOp[U]]) -> DeviceOp[U]: ...
@@ -278,7 +286,7 @@ class DeviceOp(Generic[T]):
     def map(self, closure: Callable[[T], U]) -> DeviceOp[U]: ...
     def map(self, closure: Callable[..., U]) -> DeviceOp[U]:
         """The same work with `closure(results)` as the result; handles, not finished data."""
-        return self._extended(Step.MAP, closure)
+        return self._extended(_MAP, closure)
 
     @overload
     def inspect(self: DeviceOp[tuple[*Ts]], closure: Callable[[*Ts], object]) -> DeviceOp[tuple[*Ts]]: ...
@@ -352,6 +360,10 @@ class Step(Enum):
     INSPECT = "inspect"
 
 
+# Looking a member or its value up costs as much as a call, and a chain does for each of its steps.
+_THEN, _THEN_UNCHECKED, _MAP, _INSPECT = Step.THEN, Step.THEN_UNCHECKED, Step.MAP, Step.INSPECT
+
+
 class Chain(DeviceOp[T]):
     """An operation and the steps behind it, in one list: chains of any length need no recursion."""
 
@@ -380,10 +392,12 @@ class Chain(DeviceOp[T]):
     def _extended(self, step: Step, closure: Callable[..., Any]) -> DeviceOp[Any]:
         if not callable(closure):
             raise ArgumentError(f"{step.value}: expected a function, got {type(closure).__name__}")
-        self._spend()
+        if self._spent:
+            self._spend()
+        self._spent = True
         self._steps.append((step, closure))  # this chain is spent, so the list can move on
         # As the constructor does, without its calls.
-        chain: Chain[Any] = object.__new__(Chain)
+        chain: Chain[Any] = _new(Chain)
         chain._spent = False
         chain._site = self._site
         chain._source = self._source
@@ -392,7 +406,7 @@ class Chain(DeviceOp[T]):
 
     def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, T]:
         for step, _ in self._steps:
-            if step is not Step.MAP:
+            if step is not _MAP:
                 return super()._submitted(stream)
         # Nothing else is enqueued: the source is the submission.
         submission, result = self._source._submitted(stream)
@@ -409,20 +423,26 @@ class Chain(DeviceOp[T]):
 
     def _execute(self, context: ExecutionContext) -> T:
         result: Any = self._source._execute(context)
+        inside = execution
+        before = inside.inside
         for step, closure in self._steps:
             if context.batch:
                 context.flush()
             if context.host_pending:
                 context.settle_host()
-            before = execution.inside
-            execution.inside = None if step is Step.THEN_UNCHECKED else f"the closure of {step.value}"
+            inside.inside = (
+                "the closure of then" if step is _THEN
+                else None if step is _THEN_UNCHECKED
+                else "the closure of map" if step is _MAP
+                else "the closure of inspect"
+            )  # fmt: skip
             try:
-                value: Any = unpacked(closure, result)
+                value: Any = closure(*result) if type(result) is tuple else unpacked(closure, result)
             finally:
-                execution.inside = before
-            if step is Step.MAP:
+                inside.inside = before
+            if step is _MAP:
                 result = value
-            elif step is not Step.INSPECT:
+            elif step is not _INSPECT:
                 if not isinstance(value, DeviceOp):
                     raise ArgumentError(
                         f"{step.value}: expected the closure to return an operation, got {type(value).__name__}; "

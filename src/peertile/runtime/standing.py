@@ -5,6 +5,8 @@ lease stays in the claims between two uses and *rests*: whoever looks at it then
 it once more takes a look at each storage, and one word.
 
     RESTING ──enter──> HELD ──leave──> RESTING        dropped with its owner
+                             └──under_way──> UNDER WAY ──the stream has passed it──> RESTING
+                             ^─────enter───────┘
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ __all__ = ["Standing"]
 
 
 class _Resting(Lease):
-    """A lease that is held only while `active`."""
+    """A lease that is held while `active`, and while its stream has not passed `sequence`, the last operation that was
+    enqueued under it."""
 
     __slots__ = ("active",)
 
@@ -34,15 +37,17 @@ class _Resting(Lease):
         self.active = False
 
     def is_done(self) -> bool:
-        return not self.active
+        return not self.active and (self.sequence <= 0 or super().is_done())
 
     def wait_done(self) -> None:
-        if self.active:
+        if self.active or self.sequence > 0:
             super().wait_done()
 
 
 class Standing:
-    """A lease on `uses` for operations of `stream`, one at a time, that run on the thread of their caller."""
+    """A lease on `uses` for operations of `stream`: one at a time that runs on the thread of its caller (`enter`,
+    `leave`), or any number, each enqueued behind the last (`enter`, `under_way`). What was enqueued keeps this object
+    until it is over."""
 
     __slots__ = ("_storages", "_uses", "lease")
 
@@ -55,7 +60,8 @@ class Standing:
         self._storages = tuple(found.items())
 
     def enter(self, site: Site | None) -> bool:
-        """Whether it is held now; False while another thread holds it. LeaseError as for a new lease."""
+        """Whether it is held now; False while another thread holds it, or what was enqueued under it has to keep what
+        is left of it. LeaseError as for a new lease."""
         lease = self.lease
         with claims_lock:
             if lease.active:
@@ -68,7 +74,11 @@ class Standing:
                         break  # another stream's work, an end, a borrow: to be looked at properly
                 else:
                     lease.active = True
+                    lease.sequence = 0
                     return True
+            if not lease.is_done():
+                return False
+            lease.sequence = 0
             leases = lease.stream.device.leases
             leases.release((lease,))
             lease.uses = self._uses
@@ -80,6 +90,12 @@ class Standing:
         """The operation is over; whether it can be entered again."""
         self.lease.active = False
         return True
+
+    def under_way(self, sequence: int) -> None:
+        """The operation is enqueued, with this number; 0: it is not, nor is anything before it."""
+        lease = self.lease
+        lease.sequence = sequence
+        lease.active = False
 
     def __del__(self) -> None:
         # What is in the claims keeps the storages alive, which hold the claims. Of an interrupted operation, whose

@@ -12,7 +12,7 @@ from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
 from peertile.ir.types import Type
-from peertile.ir.verify import OrderFault, order_faults
+from peertile.ir.verify import OrderFault
 from peertile.passes.pipeline import run_pipeline
 from peertile.sim.translate import Translation, translate
 
@@ -55,9 +55,9 @@ def compile_function(
     `change` gets the kernel behind the passes and gives the one that runs: how mutants of it are made."""
     kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=grid_rank, groups=groups)
     source = print_kernel(kernel)
-    faults = tuple(order_faults(kernel))
-    kernel = run_pipeline(kernel, order_rules=False)
-    return compiled(kernel if change is None else change(kernel), types, source, faults)
+    broken: list[OrderFault] = []
+    kernel = run_pipeline(kernel, broken=broken)
+    return compiled(kernel if change is None else change(kernel), types, source, tuple(broken))
 
 
 def compiled(kernel: Kernel, types: dict[str, Type], source: str = "", faults: tuple[OrderFault, ...] = ()) -> Compiled:

@@ -23,6 +23,8 @@ __all__ = ["Report", "exhaust", "explore"]
 CONFIRMATIONS: Final = 8  # schedules in which one predicted fault is tried to be shown
 DIRECTED_RUNS: Final = 6
 SHRINKS: Final = 120
+SHRINK_STEPS: Final = 1_000_000
+"""Of the machine, after which shrinking ends. A longer run, which hardly ends by itself, is told by its seed alone."""
 
 
 @dataclass
@@ -129,20 +131,21 @@ def shrink(case: Case, outcome: Outcome, limit: int = SHRINKS) -> tuple[int, ...
     assert outcome.verdict is not None
     key = outcome.verdict.key
     best = list(outcome.choices)
-    tried = 0
+    tried = steps = 0
 
     def holds(choices: list[int]) -> bool:
-        nonlocal tried
+        nonlocal tried, steps
         tried += 1
-        found = case.run(ReplayChooser(choices)).verdict
-        return found is not None and found.key == key
+        again = case.run(ReplayChooser(choices))
+        steps += again.steps
+        return again.verdict is not None and again.verdict.key == key
 
     while best and best[-1] == 0:
         best.pop()
     size = max(len(best) // 2, 1)
-    while size >= 1 and tried < limit:
+    while size >= 1 and tried < limit and steps < SHRINK_STEPS:
         at = 0
-        while at < len(best) and tried < limit:
+        while at < len(best) and tried < limit and steps < SHRINK_STEPS:
             if any(best[at : at + size]):
                 trial = [*best[:at], *[0] * len(best[at : at + size]), *best[at + size :]]
                 if holds(trial):
@@ -185,6 +188,8 @@ def settle(case: Case, outcome: Outcome, seed: int | None, shrinks: int = SHRINK
     assert verdict is not None
     if not shrinks:
         return replace(verdict, replay=Replay(seed, tuple(outcome.choices)))
+    if outcome.steps > SHRINK_STEPS and seed is not None:
+        return replace(verdict, replay=Replay(seed))
     choices = shrink(case, outcome, shrinks)
     again = case.run(ReplayChooser(choices)).verdict
     shown = again if again is not None and again.key == verdict.key else verdict

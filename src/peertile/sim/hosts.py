@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from greenlet import GreenletExit, greenlet  # type: ignore[import-untyped]
 
@@ -18,13 +18,20 @@ from peertile.sim.verdicts import Waiter
 
 __all__ = ["Call", "Host"]
 
+SWALLOWED: Final = 100
+"""How many calls a host may make though it was told to end. Then it is left where it stands."""
+
+_left: list[Any] = []
+"""Greenlets that were left. Whoever forgets one ends it, which is what it does not allow: never collected, so held by
+the process and by no machine."""
+
 
 class Host(Agent):
     """The main thread of a rank."""
 
     __slots__ = (
-        "at", "body", "done", "error", "failed", "machine", "next_call", "parked", "ready", "result", "thread",
-        "waiting_for",
+        "at", "body", "done", "error", "failed", "is_left", "machine", "next_call", "parked", "ready", "result",
+        "swallowed", "thread", "told", "waiting_for",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, rank: int, body: Callable[[], Any] | None = None) -> None:
@@ -40,6 +47,11 @@ class Host(Agent):
         self.next_call = Call.START
         self.failed: Callable[[BaseException], None] | None = None
         """Called with what the host thread raised."""
+        self.told: BaseException | None = None
+        """What the host thread was told to end by, while the others go on."""
+        self.swallowed = 0
+        self.is_left = False
+        """It did not end, whatever it was told, and does not run any more."""
         self.thread: Any = None
         self.parked: Any = None
         """The greenlet to go on with: `thread`, or one of the program's own that waits within it."""
@@ -66,14 +78,21 @@ class Host(Agent):
             self.parked.switch()
         finally:
             machine.host = None
+        if self.is_left:
+            self._over()
+            assert self.told is not None
+            raise self.told
         if self.thread.dead:
-            self.thread = self.parked = None  # a dead one still holds what it ran, out of sight of the collector
-            self.ready = False
-            self.done = True
+            self._over()
             if isinstance(self.error, Found | KeyboardInterrupt):
                 raise self.error
             if self.error is not None and not machine.stopping and self.failed is not None:
                 self.failed(self.error)
+
+    def _over(self) -> None:
+        self.thread = self.parked = None  # a dead one still holds what it ran, out of sight of the collector
+        self.ready = False
+        self.done = True
 
     def step(self, call: Call) -> None:
         """A place where others may go first; `call` is what the host does next."""
@@ -92,7 +111,8 @@ class Host(Agent):
         self.waiting_for = None
 
     def _switch(self) -> None:
-        if self.machine.stopping:
+        if self.machine.stopping or self.told is not None:
+            self.went_on()
             raise GreenletExit
         parent = self.thread.parent
         self.parked = greenlet.getcurrent()
@@ -107,6 +127,35 @@ class Host(Agent):
         waiter, line_of = self.waiting_for(), self.machine.line_of
         at = line_of(self.parked.gr_frame) if line_of is not None and self.parked is not None else ""
         return waiter if not at or at in waiter.what else replace(waiter, launched=f"at {at}")
+
+    def went_on(self) -> None:
+        """The thread calls the machine though it was told to end: in its cleanup, or for ever."""
+        self.swallowed += 1
+        if self.swallowed > SWALLOWED:
+            self._leave()
+
+    def tell(self, error: BaseException) -> None:
+        """Ends the thread, which runs now, by `error`. One that was told before, and caught that, is left where it
+        stands, and the machine raises what it was told first."""
+        if self.told is None:
+            self.told = error
+            raise error
+        self._leave()
+
+    def _leave(self) -> None:
+        """Never to come back: the thread catches whatever would end it, in a loop."""
+        parent = self.thread.parent
+        if parent is greenlet.getcurrent():  # a signal, just before or behind a stretch of the thread
+            return
+        _left.extend((self.thread, greenlet.getcurrent()))
+        self.is_left = True
+        parent.switch()
+
+    def leave(self) -> None:
+        """Instead of `stop`, of a thread that is known not to end."""
+        if self.thread:
+            _left.extend((self.thread, self.parked))
+        self._over()
 
     def stop(self) -> None:
         """End the thread where it stands: its cleanup runs, and may not wait."""

@@ -378,3 +378,9 @@ class Machine:
         if self.among is not None:
             self.among(agent, site, word, range(last, low - 1, -1))
         return last - self.chooser.value(last - low + 1)
+
+    def one_of(self, satisfying: Sequence[int]) -> int:
+        """Which write a wait has read of those that it may have: the newest, or an older one."""
+        if len(satisfying) == 1 or not self.stale:
+            return satisfying[0]
+        return satisfying[self.chooser.value(len(satisfying))]

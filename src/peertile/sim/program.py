@@ -521,6 +521,8 @@ class Program(Agent):
         if self.machine.trace is not None:
             what = f"{word.spelled()} {cmp.value} {expected}: {word.value} ({site.order.value})"
             self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event)
+        if site.tells:  # what it saw decides, so it has read the write that it tells, and knows no less
+            return word.read(self.machine.one_of(word.satisfying(cmp, expected, self, site)), self, site)
         return word.pass_wait(cmp, expected, self, site, self.machine.rule)
 
     def read(self, word: Word, k: int, site: Site) -> None:

@@ -67,11 +67,13 @@ class Actor:
 
     def _site(
         self, verb: Verb, cell: Cell, order: Order = Order.WEAK, scope: Scope | None = None,
-        proxy: Proxy = Proxy.GENERIC,
+        proxy: Proxy = Proxy.GENERIC, tells: bool = False,
     ) -> Site:  # fmt: skip
         code = f"{verb.value} {cell.name}"
         signed = cell.dtype.bits if cell.dtype.min < 0 else 0
-        return Site(verb, cell.name, cell.dtype.itemsize, order, scope, None, proxy, code=code, signed=signed)
+        return Site(
+            verb, cell.name, cell.dtype.itemsize, order, scope, None, proxy, code=code, signed=signed, tells=tells
+        )
 
     def read(self, cell: Cell, proxy: Proxy = Proxy.GENERIC) -> Any:
         site, view = self._site(Verb.READS, cell, proxy=proxy), self._views(cell)
@@ -142,9 +144,11 @@ class Actor:
         return self.program.cas_word(site, word, compare, value)
 
     def wait(
-        self, cell: Cell, value: int, cmp: Cmp = Cmp.AT_LEAST, order: Order = Order.ACQUIRE, scope: Scope = Scope.SYSTEM
-    ) -> Generator[Any, None, Any]:
-        site = self._site(Verb.WAITS, cell, order, scope)
+        self, cell: Cell, value: int, cmp: Cmp = Cmp.AT_LEAST, order: Order = Order.ACQUIRE,
+        scope: Scope = Scope.SYSTEM, tells: bool = False,
+    ) -> Generator[Any, None, Any]:  # fmt: skip
+        """Until a value satisfies; with `tells` for what that is."""
+        site = self._site(Verb.WAITS, cell, order, scope, tells=tells)
         program = self.program
         word = program.word(site, self._views(cell), (0,))
         program.expected = (cmp, value)

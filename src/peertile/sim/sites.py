@@ -42,6 +42,8 @@ class Site:
     code: str = ""
     signed: int = 0
     """Bits of a signed integer that the access sees: words hold unsigned numbers. 0: it sees them as they are."""
+    tells: bool = False
+    """Of a wait: what it saw is used."""
     kind: tuple[int, Scope | None, int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from peertile.backends.binary import Place
 from peertile.errors import InternalError
 from peertile.ir import ops
-from peertile.ir.core import Block, Kernel, Op, Value
+from peertile.ir.core import Block, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Compare, Unary
 from peertile.ir.types import PointerType, SymmetricType, TileType, ViewType
 from peertile.meaning.registry import MEANINGS
@@ -122,6 +122,7 @@ def _tile_index(view: Any, linear: int) -> Any:
 class _Translator:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[Value, str] = {}
@@ -190,7 +191,8 @@ class _Translator:
         signed = t.dtype.bits if isinstance(t, ViewType | PointerType) and t.dtype.is_int and t.dtype.min < 0 else 0
         proxy = op.attrs.get("proxy", Proxy.GENERIC)
         self.proxies = self.proxies or proxy is not Proxy.GENERIC
-        return self.constant(Site(verb, name, size, order, scope, op.loc, proxy, signed=signed), "S")
+        tells = isinstance(op, ops.Wait) and op.result in self.used
+        return self.constant(Site(verb, name, size, order, scope, op.loc, proxy, signed=signed, tells=tells), "S")
 
     @staticmethod
     def _access(op: Op, method: str) -> str:

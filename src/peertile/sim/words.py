@@ -280,8 +280,23 @@ class Word:
         if writer is not agent:
             agent.denied = Denied(site, "it is relaxed and no fence follows before the access")
 
+    def satisfying(self, cmp: Cmp, expected: Any, agent: Agent, site: Site) -> list[int]:
+        """The writes that a wait of `agent`, which the newest satisfies, may have read; the newest first."""
+        dtype = self.dtype if not site.signed else SIGNED[self.dtype]
+        writes = self.writes
+        last = len(writes) - 1
+        earlier = range(last - 1, self.floor(agent) - 1, -1) if last else ()
+        return [last, *(k for k in earlier if satisfies(cmp, site.seen(writes[k].value), expected, dtype))]
+
+    def read(self, k: int, agent: Agent, site: Site) -> Any:
+        """A wait that has read write `k`: acquires, and gives the value."""
+        if k:
+            self.take(self.writes[k], agent, site)
+        self.note(agent, k)
+        return site.seen(self.writes[k].value)
+
     def pass_wait(self, cmp: Cmp, expected: Any, agent: Agent, site: Site, rule: Rule) -> Any:
-        """A wait that the newest value satisfies: acquires, and gives the value."""
+        """A wait that the newest value satisfies, and whose value nobody uses: acquires, and gives the value."""
         writes = self.writes
         last = len(writes) - 1
         k = last
@@ -290,6 +305,8 @@ class Word:
                 dtype = self.dtype if not site.signed else SIGNED[self.dtype]
                 while k > 0 and satisfies(cmp, site.seen(writes[k - 1].value), expected, dtype):
                     k -= 1
+                if 0 < k < last and self.floors:
+                    k = max(k, self.floor(agent))  # it has read a later one before, and does not go back
                 if self.has_relaxed and 0 < k < last:
                     # It may have read any of them: the one that says least.
                     k = min(range(k, last + 1), key=lambda at: sum((writes[at].released or {}).values()))

@@ -58,29 +58,30 @@ def order_of(ptx, *words):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_was_emptied_is_ordered_before_anything_is_sent(plans, in_place):
-    """The fence stands in front of the first store to a peer, so that it waits for nothing that is far away."""
-    for op in (
-        all_reduce(plans, Algorithm.FILLED, 8, 256, 8192, in_place=in_place),  # a tile to a program
-        all_reduce(plans, Algorithm.FILLED, 4, 256, in_place=in_place),
-    ):
-        name = op.kernel.name
-        body = body_of(emit_kernel(kernel_of(op)).source, name)
-        words = ("_fence_sys_all()", "_st_tile_relaxed_sys_b64(", "_st_relaxed_sys_b64(")
-        fence, sent, told = map(body.index, words)
-        assert fence < sent < told, name
+def test_what_was_emptied_is_ordered_before_others_are_told(plans, in_place):
+    """In a launch of one turn before anything is sent; of several behind the first tile, which travels meanwhile."""
+    for programs, count in ((8, 8192), (4, 1 << 16)):
+        op = all_reduce(plans, Algorithm.FILLED, programs, 256, count, in_place=in_place)
+        body = body_of(emit_kernel(kernel_of(op)).source, op.kernel.name)
+        words = ("_fence_sys_all()", "_st_relaxed_sys_b64(", "_st_tile_relaxed_sys_b64(")
+        fence, told, sent = map(body.index, words)
+        # What is told first is there before the tile is.
+        assert (fence < told < sent) if op.kernel.name.startswith("filled_once") else (sent < fence < told)
         # By every thread, for the places that it emptied itself, between two meetings of them.
         lines = [line.strip() for line in body.splitlines() if not line.strip().startswith("#")]
         at = lines.index("_fence_sys_all()")
         assert lines[at - 1] == lines[at + 1] == "tl.debug_barrier()"
 
 
-def test_a_program_that_goes_on_orders_what_it_emptied_in_every_second_turn(plans):
-    body = body_of(emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 256))).source, "filled_all_reduce")
+@pytest.mark.parametrize(("tile", "mask"), [(256, 15), (1024, 1)], ids=["short", "long"])
+def test_a_program_that_goes_on_orders_what_it_emptied_once_in_a_quarter_of_its_slots(plans, tile, mask):
+    """Two ranks have 64 of them, or 8, and one alone as many. While the fence waits, what is taken next travels."""
+    body = body_of(emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, tile))).source, "filled_all_reduce")
     loop = body[body.index("while ") :]
-    emptied, fence = loop.rindex("_st_tile_relaxed_sys_b64("), loop.rindex("_fence_sys_all()")
-    assert loop.index("_ld_patient_ne_relaxed_sys_b64") < emptied < fence
-    assert re.search(r"= e_\d+ & 1\b", loop[emptied:fence])
+    sent, fence = loop.index("_st_tile_relaxed_sys_b64("), loop.index("_fence_sys_all()")
+    assert sent < fence < loop.index("_ld_patient_ne_relaxed_sys_b64")
+    assert re.search(rf"= e_\d+ & {mask}\b", loop[sent:fence])
+    assert body.count("_fence_sys_all()") == 1
 
 
 @pytest.mark.slow
@@ -135,6 +136,19 @@ def test_shorter_rows_keep_what_they_had(plans):
     assert (made.num_warps, made.max_registers) == (8, 64)
     filled = emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 1024)))
     assert (filled.num_warps, filled.max_registers) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tile"),
+    [(Algorithm.FLAGGED, 256), (Algorithm.FLAGGED, 512), (Algorithm.FILLED, 128), (Algorithm.FILLED, 512)],
+)
+def test_programs_that_look_at_places_are_small_enough_for_two_launches_and_spill_nothing_for_more(
+    plans, algorithm, tile
+):
+    """Four times 256 of them fit on 132 multiprocessors: so the next launch of a graph may begin early."""
+    made = emit_kernel(kernel_of(all_reduce(plans, algorithm, 4, tile)))
+    assert (made.num_warps, made.max_registers) == (4, 64)
+    assert MULTIPROCESSOR // (32 * made.num_warps * made.max_registers) * 132 >= 4 * 256
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def lowered(kernel, *arguments, **consts):
     return run_pipeline(build_kernel(kernel.fn, types, bound.consts, unsafe=kernel.unsafe, name=kernel.name))
 
 
-def taken(monkeypatch, name, call, **changes):
+def taken(monkeypatch, name, call, flagged=False, **changes):
     """The IR of kernel `name` as `call(products)` launches it, with `changes` of its constants."""
     kernel, found = getattr(fused_kernels, name), []
 
@@ -34,7 +34,14 @@ def taken(monkeypatch, name, call, **changes):
 
     with monkeypatch.context() as patched:
         patched.setattr(fused_kernels, name, record)
-        options = {"staging_bytes": 8 << 20, "movers": 2, "workers": 4, "partials": pt.bf16, "tile": TILE}
+        options = {
+            "staging_bytes": 8 << 20,
+            "movers": 2,
+            "workers": 4,
+            "partials": pt.bf16,
+            "tile": TILE,
+            "flagged": flagged,
+        }
         with FusedProducts(pt.init(), **options) as products:
             call(products)
     return found[0]
@@ -48,8 +55,8 @@ def scattered(monkeypatch):
     return taken(monkeypatch, "gemm_scatter", lambda p: p.matmul_reduce_scatter(*factors()), STAGES=4)
 
 
-def gathered(monkeypatch, at_once=True, tail=False):
-    changes = {"STAGES": 4, "AT_ONCE": at_once, "REST": True, "TAIL": tail, "MR": 8, "MC": 512}
+def gathered(monkeypatch, at_once=True, tail=False, quick=False):
+    changes = {"STAGES": 4, "AT_ONCE": at_once, "REST": not quick, "TAIL": tail, "MR": 8, "MC": 512, "QUICK": quick}
     return taken(monkeypatch, "gather_gemm", lambda p: p.all_gather_matmul(*factors()), **changes)
 
 
@@ -84,6 +91,46 @@ def test_parts_of_a_sum_leave_in_bulk_from_a_loop_that_waits_for_nothing(monkeyp
     assert after.index("_await_bulk()") < after.index("_st_release_sys_b64(")
 
 
+def paired():
+    a, b = factors()
+    c = pt.zeros((256, 512), pt.bf16)
+    with FusedProducts(pt.init(), staging_bytes=8 << 20, movers=2, workers=4, partials=pt.bf16, tile=TILE) as products:
+        inbox = products._inbox("paired", 512, 512, *TILE[:2])
+        return lowered(
+            fused_kernels.gemm_scatter_pairs, c.partition(TILE[:2]).persistent(programs=6, swizzle=8), a, b,
+            products._begun, inbox, products._paired, products._calls, 1, BK=TILE[2], STAGES=4,
+        )  # fmt: skip
+
+
+def test_a_part_is_on_its_way_while_the_next_tile_is_computed():
+    """Triton lets a bulk store of a `for` loop go on until the next one, and no other: so a loop that waits is one, and
+    its trips do nothing once a wait has failed."""
+    text = lower_to_text(paired())
+    lines = text[text.index("def gemm_scatter_pairs") :].splitlines()
+    (sent,) = (k for k, line in enumerate(lines) if re.search(r"_tiles\.store\(", line))
+    heads = [k for k, line in enumerate(lines[:sent]) if re.fullmatch(r" *for k\w* in tl\.range\(.*_grid0\):", line)]
+    around = lines[heads[-1]]
+    assert lines[heads[-1] + 1].strip() == "if _alive:"
+    inside = "\n".join(blocks("\n".join(lines), around.strip())[0].splitlines()[1:])
+    assert len(re.findall(r"tl\.dot\(", inside)) == 2
+    assert inside.index("_tiles.store(") < inside.index("_await_bulk()") < inside.index("_st_release_sys_b64(")
+    assert inside.index("_st_release_sys_b64(") < inside.index("satisfied") < inside.index("tl.store(")
+    assert "while " not in inside
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+def test_nothing_waits_for_a_part_before_the_next_one_is_sent():
+    text = compile_kernel(paired()).text["ttgir"]
+    (loop,) = (part for part in blocks(text, "scf.for") if part.count("warp_group_dot ") == 2)
+    sends = [
+        line.strip().split(" ")[0]
+        for line in loop.splitlines()
+        if re.search(r"async_tma_(store_wait|copy_local)", line)
+    ]
+    assert sends == ["ttng.async_tma_store_wait", "ttng.async_tma_copy_local_to_global"]
+
+
 def test_what_peers_stored_is_fetched_in_bulk_behind_a_fence(monkeypatch):
     text = lower_to_text(scattered(monkeypatch))
     waits = [m.end() for m in re.finditer(r"satisfied\w*(?:, found\w*)? = _wait", text)]
@@ -96,7 +143,23 @@ def test_gathered_rows_are_multiplied_by_loops_that_wait_for_nothing(monkeypatch
     assert len(loops) == 4  # one's own rows (all but the movers, then all), those of later ranks, those of earlier ones
     loops += blocks(lower_to_text(tailed(monkeypatch)), "flatten=True")
     assert len(loops) == 9
+    loops += blocks(lower_to_text(gathered(monkeypatch, quick=True, tail=True)), "flatten=True")
+    assert len(loops) == 13  # one's own rows in one loop
     assert not any(re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop) for loop in loops)
+
+
+def test_neighbours_of_a_product_are_packed_by_the_thread_that_has_them(monkeypatch):
+    """And what says which call it is comes while the product is under way."""
+    reduced = taken(monkeypatch, "gemm_reduce_flagged", lambda p: p.matmul_all_reduce(*factors(16)), flagged=True)
+    text = lower_to_text(reduced)
+    assert text.count("tl.split(") == 2
+    assert "tl.gather(" not in text
+    lines = text[text.index("def gemm_reduce_flagged") :].splitlines()
+    (first,) = (k for k, line in enumerate(lines) if "tl.dot(" in line)
+    read = [k for k, line in enumerate(lines) if re.search(r"\blast(_sign)? = tl\.load", line)]
+    used = [k for k, line in enumerate(lines) if re.search(r"= last \+ 1|last_sign [!=]=", line)]
+    assert len(read) == 2
+    assert max(read) < first < min(used)
 
 
 def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypatch):

@@ -1,5 +1,7 @@
 """What details of the library's kernels become in Triton source: exponentials, folds that keep their axis, warps."""
 
+import re
+
 import pytest
 
 import peertile as pt
@@ -75,11 +77,27 @@ def test_a_fold_that_keeps_its_axis_stays_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 8), (1, 16384, 8), (1, 32768, 16)]
+    ("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 16), (1, 16384, 32), (1, 32768, 16)]
 )
-def test_a_warp_folds_a_short_row_by_itself(rows, width, warps):
+def test_a_warp_folds_a_short_row_by_itself_and_many_a_long_one(rows, width, warps):
     x = pt.zeros((8, width), pt.f32)
     assert emitted(layer_kernels.softmax, x.partition((rows, None)), x).num_warps == warps
+
+
+@pytest.mark.parametrize(("width", "warps"), [(4096, 8), (16384, 8), (32768, 16)])
+def test_a_row_that_is_widened_before_it_is_folded_has_fewer(width, warps):
+    x = pt.zeros((8, width), pt.bf16)
+    assert emitted(layer_kernels.softmax, x.partition((1, None)), x).num_warps == warps
+
+
+@pytest.mark.parametrize(("dtype", "width", "warps"), [("f32", 4096, 16), ("f32", 16384, 32), ("bf16", 16384, 32)])
+def test_a_tile_that_is_loaded_twice_stays_in_the_cache_until_then_and_no_longer(dtype, width, warps):
+    x, gain = pt.zeros((8, width), getattr(pt, dtype)), pt.zeros((width,), pt.f32)
+    made = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, gain, 1e-6, ADDED=False, AGAIN=True)
+    assert re.findall(r'eviction_policy="(\w+)"', made.source) == ["evict_last", "evict_first"]
+    assert made.num_warps == warps
+    once = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, gain, 1e-6, ADDED=False)
+    assert "eviction_policy" not in once.source
 
 
 @pytest.mark.parametrize(("in_turn", "described"), [(False, "ab"), (True, "abc")])
@@ -91,7 +109,7 @@ def test_a_result_that_a_program_stores_once_is_not_worth_a_descriptor(in_turn, 
     assert "".join(k for k in "abc" if f"{k}_tiles = tl.make_tensor_descriptor(" in text) == described
 
 
-@pytest.mark.parametrize(("width", "most"), [(4096, None), (16384, 128), (32768, None)])
+@pytest.mark.parametrize(("width", "most"), [(4096, None), (16384, 32), (32768, None)])
 def test_of_long_rows_two_programs_have_room_on_a_multiprocessor(width, most):
     x = pt.zeros((2, width), pt.f32)
     assert emitted(layer_kernels.softmax, x.partition((1, None)), x).max_registers == most

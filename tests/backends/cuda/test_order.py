@@ -7,7 +7,7 @@ import pytest
 from tests.backends.cuda.util import PROVEN, K, memory_ops
 
 from peertile.backends.cuda.compile import compile_kernel, lower_to_text
-from peertile.backends.cuda.target import check_rmw
+from peertile.backends.cuda.target import CudaOptions, check_rmw
 from peertile.dtypes import b1, bf16, f16, f32, f64, i8, i32, i64, u8, u16, u32, u64
 from peertile.errors import CompileError
 from peertile.ir import ops
@@ -125,7 +125,8 @@ def test_a_barrier_comes_before_a_release_and_after_an_acquire():
     [Cmp.AT_LEAST, Cmp.LT, *(pytest.param(c, marks=pytest.mark.slow) for c in Cmp if c not in (Cmp.AT_LEAST, Cmp.LT))],
     ids=lambda c: c.value,
 )
-def test_a_wait_is_a_bounded_poll_by_one_thread_with_a_barrier_after_it(cmp):
+@pytest.mark.parametrize("warps", [1, 4])
+def test_a_wait_is_a_bounded_poll_by_one_thread_with_a_barrier_after_it(cmp, warps):
     k = K("waits", w=words(u64), s=words(i32), z=words(u64))
     i = k.v(ops.ProgramId, t=INDEX)
     k.v(ops.Wait, k.w, k.const(3, TileType(u64)), i, t=TileType(u64), cmp=cmp, scope=Scope.SYSTEM, what="w")
@@ -134,7 +135,7 @@ def test_a_wait_is_a_bounded_poll_by_one_thread_with_a_barrier_after_it(cmp):
     )
     k.op(ops.Fence, scope=Scope.DEVICE)
     k.op(ops.WordStore, k.z, k.v(ops.Cast, got, t=TileType(u64)), i, order=Order.WEAK, scope=None)
-    binary = compile_kernel(k.done())
+    binary = compile_kernel(k.done(), options=CudaOptions(num_warps=warps))
     ptx = binary.text["ptx"]
     found = memory_ops(ptx)
     polls = [op for op in found if op.startswith("ld.") and op.endswith((".b64", ".b32")) and "relaxed.sys" not in op]
@@ -142,7 +143,10 @@ def test_a_wait_is_a_bounded_poll_by_one_thread_with_a_barrier_after_it(cmp):
         at_least(p, o, s)
         for p, o, s in zip(polls, (Order.ACQUIRE, Order.RELAXED), (Scope.SYSTEM, Scope.DEVICE), strict=True)
     ] == [True, True]
-    assert found.count("barrier.red.and.pred") == 2
+    # A single warp meets by a vote, and is ordered by the barrier of a warp.
+    assert found.count("barrier.red.and.pred") == (0 if warps == 1 else 2)
+    assert ptx.count("vote.sync.all.pred left, ok, 0xffffffff;\n") == (2 if warps == 1 else 0)
+    assert re.findall(r"vote\.sync.*;\s+(\S+)", ptx) == ["bar.warp.sync"] * (2 if warps == 1 else 0)
     assert ptx.count("%globaltimer") >= 4
     # The record is claimed by compare-and-swap and completed by a release.
     assert found.count("atom.acquire.sys.global.cas.b64") == 2

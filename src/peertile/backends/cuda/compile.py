@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from peertile.backends.cuda.binary import CudaBinary
+from peertile.backends.cuda.divided import divided
 from peertile.backends.cuda.emit import Emitted, emit_kernel
 from peertile.backends.cuda.kept import compile_kept
 from peertile.backends.cuda.layout import LaunchLayout
@@ -77,6 +78,11 @@ def _compiled(kernel: Kernel, arch: str, options: CudaOptions, compiling: _Compi
     Triton 3.6 loses an operation in some chains of sorts and folds ("operation destroyed but still has uses"), and has
     an assertion that fails for gathers from less than a warp's elements. Both depend on how many warps share a tile.
     """
+    in_groups = divided(kernel, arch, options)
+    if in_groups is not options:
+        with contextlib.suppress(PassFailure):
+            emitted = emit_kernel(kernel, arch, in_groups)
+            return emitted, compiling(emitted, arch, in_groups)
     try:
         emitted = emit_kernel(kernel, arch, options)
         return emitted, compiling(emitted, arch, options)

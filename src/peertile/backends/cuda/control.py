@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from peertile.backends.cuda import own
+from peertile.backends.cuda import memory, own
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED
 from peertile.backends.cuda.state import (
     LAUNCH_WORDS,
@@ -34,6 +34,7 @@ from peertile.backends.cuda.state import (
 )
 from peertile.backends.cuda.target import capability, has_one_trip
 from peertile.dtypes import Kind
+from peertile.errors import CompileError
 from peertile.ir import ops
 from peertile.ir.core import Block, Effect, Op, Value, walk
 from peertile.ir.types import TokenType
@@ -53,6 +54,9 @@ class Escape(Enum):
 
 ENDS: Final = frozenset({Escape.RETURN, Escape.FAULT})
 TRIPS: Final = frozenset({Escape.BREAK, Escape.CONTINUE})
+MOST_DIVIDED_BUFFERS: Final = 4
+"""Of a loop that Triton 3.6 divides among groups of warps: with five of them a product of 256 by 8192 held NaN on an
+H200, with three and four it was right."""
 _NONE: Final[frozenset[Escape]] = frozenset()
 _OWN: Final[dict[type[Op], frozenset[Escape]]] = {
     ops.Break: frozenset({Escape.BREAK}),
@@ -302,7 +306,11 @@ def _for(e: Emitter, op: ops.For) -> None:
     _bind(e, body.args[1:], carried)
     go = e.names.own("go") if _inside(body) & TRIPS else None
     t = tile_of(op.operands[0]).dtype
-    if _leaves_early(op) or (t.kind is Kind.UINT and t.bits == 64):
+    unsigned = t.kind is Kind.UINT and t.bits == 64
+    if not unsigned and _keeps_bulk_under_way(e, op):
+        e.frames.append(Frame(None, None, carried, carried))
+        _guarded_for(e, op)
+    elif _leaves_early(op) or unsigned:
         run = e.names.own("run")
         e.frames.append(Frame(go, run, carried, carried))
         _while_range(e, op, run, go)
@@ -312,6 +320,24 @@ def _for(e: Emitter, op: ops.For) -> None:
     e.frames.pop()
     _bind(e, op.results, carried)
     e.access.join(access)
+
+
+def _keeps_bulk_under_way(e: Emitter, op: ops.For) -> bool:
+    """Whether a loop that may end by a fault alone sends tiles to a peer in bulk: as a `for` loop, which Triton lets go
+    on while a tile is on its way; from another one it waits for each."""
+    if _NONE.union(*(escapes(inner) for inner in op.blocks[0].ops if not inner.TERMINATOR)) != {Escape.FAULT}:
+        return False
+    return any(memory.is_sent_in_bulk(e, inner) for inner in op.blocks[0].ops)
+
+
+def _guarded_for(e: Emitter, op: ops.For) -> None:
+    """A loop whose trips do nothing once something has failed."""
+    lo, hi, step = op.operands[:3]
+    name = _declare(e, op.blocks[0].args[0], "k")
+    bounds = ", ".join(_bound(e, v, "tl.int64" if tile_of(lo).dtype.bits == 64 else "tl.int32") for v in (lo, hi, step))
+    with e.w.indented(f"for {name} in tl.range({bounds}):"), e.w.indented("if _alive:"):
+        _bind_counter(e, op, name, "tl.int64" if tile_of(lo).dtype.bits == 64 else "tl.int32")
+        _block(e, op.blocks[0])
 
 
 def _has_no_trips(e: Emitter, op: ops.For) -> bool:
@@ -354,6 +380,12 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
     if pipelined and flatten and _is_persistent_product(op):
         extra += ", flatten=True"
     if pipelined and e.options.specialize and any(isinstance(x, ops.Mma) for x in body.ops):
+        if stages > MOST_DIVIDED_BUFFERS:
+            raise CompileError(
+                f"specialize: a loop that is divided among groups of warps has at most {MOST_DIVIDED_BUFFERS} buffers, "
+                f"got {stages}; ask for fewer stages, or do not divide it",
+                op.loc,
+            )
         extra += ", warp_specialize=True"
     name = _declare(e, body.args[0], "k")
     head = f"for {name} in tl.range({', '.join(bounds)}{extra}):"

@@ -13,7 +13,7 @@ from typing import Final
 from peertile.backends.cuda import ptx
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED, from_bits, padding_bits, shape_text
 from peertile.backends.cuda.state import LAUNCH_WORDS, Emitter, Narrow, Ranks, Record, Symmetric, View, lowers, tile_of
-from peertile.backends.cuda.target import check_rmw, emulated_rmw, has_one_trip
+from peertile.backends.cuda.target import check_rmw, emulated_rmw, has_one_trip, reread
 from peertile.dtypes import DType
 from peertile.ir import ops
 from peertile.ir.core import Block, Op, Value, walk
@@ -27,6 +27,7 @@ __all__ = [
     "by_swap",
     "expand",
     "flat_rows",
+    "is_sent_in_bulk",
     "make_descriptors",
     "padding_text",
     "plan_accesses",
@@ -143,7 +144,8 @@ def _load(e: Emitter, op: ops.Load) -> None:
         e.define(op.result, to_register(f"tl.load({pointers})", t.dtype))
     else:
         other = padding_text(op.attrs["padding"], t.dtype)
-        e.define(op.result, to_register(f"tl.load({pointers}, mask={mask}, other={other})", t.dtype))
+        hint = f', eviction_policy="{e.reread[op]}"' if op in e.reread else ""
+        e.define(op.result, to_register(f"tl.load({pointers}, mask={mask}, other={other}{hint})", t.dtype))
 
 
 @lowers(ops.Store)
@@ -305,6 +307,9 @@ def plan_accesses(e: Emitter) -> None:
     """Finds the stores that hit each tile once, and the accesses that go through descriptors; writes those at the head
     of the kernel."""
     found = _accesses(e)
+    for loads in reread(e.kernel):
+        # Triton would also make one of two that say the same.
+        e.reread |= dict.fromkeys(loads[:-1], "evict_last") | {loads[-1]: "evict_first"}
     for accesses in found.values():
         e.once.update(op for op in accesses if isinstance(op, ops.Store) and _alone(accesses))
     if not e.options.descriptors or _largest_product(e) < _WORTH_BULK:
@@ -322,7 +327,7 @@ def plan_accesses(e: Emitter) -> None:
                 continue
             if isinstance(op, ops.Load) and (op not in feeding or op.attrs["padding"] is not Padding.ZERO):
                 continue
-            if isinstance(op, ops.Store) and not e.options.specialize and _is_made_once(op):
+            if isinstance(op, ops.Store) and not e.options.specialize and (_is_made_once(op) or _is_beside_sent(op)):
                 continue
             t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
             if not _fits_bulk(t, axes):
@@ -345,6 +350,18 @@ def _is_made_once(op: Op) -> bool:
             return False
         loop = ops.enclosing_loop(loop)
     return True
+
+
+def _is_beside_sent(op: Op) -> bool:
+    """Whether the trip that stores this sends a tile to a peer, too: that one stays in shared memory until the link has
+    taken it, and there is no room for another beside the buffers of a product."""
+    assert op.parent is not None
+    return any(isinstance(x, ops.Store) and isinstance(_source(x.operands[0]).op, ops.PeerView) for x in op.parent.ops)
+
+
+def is_sent_in_bulk(e: Emitter, op: Op) -> bool:
+    """Whether `op` stores a tile in a peer's memory by a bulk copy."""
+    return isinstance(op, ops.Store) and op in e.descriptors and isinstance(_source(op.operands[0]).op, ops.PeerView)
 
 
 _WORTH_BULK: Final = 128 * 128

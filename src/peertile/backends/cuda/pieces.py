@@ -72,7 +72,14 @@ def _extract(e: Emitter, op: ops.Extract) -> None:
         if n == size:
             continue
         shape[axis] = size
-        number = _number(e, op.operands[1 + axis], n // size)
+        index_of = op.operands[1 + axis]
+        if (n, size, axis) == (2, 1, x.rank - 1) and e.is_literal(index_of) and not _is_carried(op.operands[0], op):
+            # Neighbours are in one thread, which nothing has to be moved between.
+            halves = [e.names.own("half") for _ in range(2)]
+            e.w.line(f"{', '.join(halves)} = tl.split({text})")
+            text = f"tl.reshape({halves[int(e.text(index_of)) % 2]}, {shape_text(tuple(shape))})"
+            continue
+        number = _number(e, index_of, n // size)
         index = _line(size, axis, tuple(shape), f"({number} * {size} + tl.arange(0, {size}))")
         text = e.let_own("part", _along(e, text, index, axis))
     e.define(op.result, _arrived(text, x.dtype))
@@ -125,9 +132,15 @@ def _permute(e: Emitter, op: ops.Permute) -> None:
         e.define(op.result, f"tl.permute({e.text(x)}, {shape_text(axes)})")
 
 
-def _is_carried(x: Value) -> bool:
-    """Whether a tile comes from what a loop carries. One that is turned in each trip keeps Triton choosing layouts
-    for ever, since each choice asks for its turned one; the result of a gather has a layout of its own."""
+def _is_carried(x: Value, by: Op | None = None) -> bool:
+    """Whether a tile comes from what a loop carries (with `by`: a loop that this op is in). One that is turned in each
+    trip keeps Triton choosing layouts for ever, since each choice asks for its turned one; the result of a gather has a
+    layout of its own."""
+    around = []
+    loop = None if by is None else ops.enclosing_loop(by)
+    while loop is not None:
+        around.append(loop)
+        loop = ops.enclosing_loop(loop)
     seen: set[Value] = set()
     todo = [x]
     while todo:
@@ -136,7 +149,7 @@ def _is_carried(x: Value) -> bool:
             continue
         seen.add(v)
         if isinstance(v.owner, Block):
-            if isinstance(v.owner.parent, ops.For | ops.Loop):
+            if isinstance(v.owner.parent, ops.For | ops.Loop) and (by is None or v.owner.parent in around):
                 return True
             continue
         todo += v.owner.operands

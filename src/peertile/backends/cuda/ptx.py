@@ -679,7 +679,7 @@ _COMPARE: Final = {Cmp.EQ: "eq", Cmp.NE: "ne", Cmp.GE: "ge", Cmp.LE: "le", Cmp.G
 class Poll:
     """What a wait looks at: words of these dtypes, compared in one way; `result` is "", "value" (of the one word) or
     "index" (of the word that was satisfied). `exact`: the one word, once satisfied, has to be equal to something, or
-    the wait fails as an assertion does."""
+    the wait fails as an assertion does. `one_warp`: the program is no more than that, and needs no barrier to meet."""
 
     dtypes: tuple[DType, ...]
     cmp: Cmp
@@ -687,12 +687,14 @@ class Poll:
     scope: Scope
     result: str = ""
     exact: bool = False
+    one_warp: bool = False
 
     @property
     def name(self) -> str:
         kind = "_any" if len(self.dtypes) > 1 or self.result == "index" else ""
         words = "_".join(d.name for d in self.dtypes)
         tail = f"_{self.result}" if self.result else "_exact" if self.exact else ""
+        tail += "_warp" if self.one_warp else ""
         return f"_wait{kind}_{self.cmp.value}_{self.order.value}_{SCOPE[self.scope]}_{words}{tail}"
 
 
@@ -702,8 +704,8 @@ def wait(poll: Poll) -> Function:
 
     One thread polls, for `timeout` ns at most, and leaves early if the abort word or the fault record is set. The
     clock is read after the first looks, not before: what is there soon costs a look and nothing else.
-    `barrier.red` then tells every thread how it ended, and is the block barrier after the acquire. A record names
-    the first word.
+    `barrier.red` (a vote, in a single warp) then tells every thread how it ended, and is the block barrier after the
+    acquire. A record names the first word.
     """
     n = len(poll.dtypes)
     abort, fault, timeout, program, place, slot = (f"${2 + 2 * n + k}" for k in range(6))
@@ -782,7 +784,7 @@ def wait(poll: Poll) -> Function:
         *(line.replace("{done}", done) for line in record),
         f"{done}:",
         "setp.ne.u32 ok, $0, 0;",
-        "barrier.red.and.pred left, 0, ok;",
+        *(_MEETS if poll.one_warp else ("barrier.red.and.pred left, 0, ok;",)),
         "selp.b32 $0, 1, 0, left;",
     )
     lanes = bool(poll.result)
@@ -799,6 +801,10 @@ def wait(poll: Poll) -> Function:
         f"=&r,=&l,{letters},l,l,l,l,l,l{more}", ", ".join(given), "(tl.int32, tl.int64)",
         both if lanes else "return r[0] != 0",
     )  # fmt: skip
+
+
+_MEETS: Final = ("vote.sync.all.pred left, ok, 0xffffffff;", "bar.warp.sync 0xffffffff;")
+"""What all threads of a warp agree on; then what one of them knows of memory, they all do."""
 
 
 def _look(poll: Poll, k: int, done: str) -> list[str]:

@@ -207,6 +207,8 @@ class Emitter:
         """Words that only this program uses and that a variable holds."""
         self.once: set[Op] = set()
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
+        self.reread: dict[Op, str] = {}
+        """Loads of a tile that is loaded twice, and how the cache is told."""
         self.n_slots = 0
         self.ranks: dict[str, Ranks] = {}
         """What the head of the kernel read, by table."""

@@ -10,13 +10,13 @@ from peertile.dtypes import DType
 from peertile.errors import ArgumentError, CompileError
 from peertile.ir import ops
 from peertile.ir.core import Block, Kernel, Op, walk
-from peertile.ir.types import SignalType, TileType, Type
+from peertile.ir.types import SignalType, TileType, Type, ViewType
 from peertile.memory_model import Rmw
 from peertile.source import Loc
 
 __all__ = [
     "ARCHES", "CudaOptions", "capability", "check_dtype", "check_rmw", "emulated_rmw", "has_one_trip",
-    "most_registers", "tuned",
+    "most_registers", "reread", "tuned",
 ]  # fmt: skip
 
 ARCHES: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
@@ -36,8 +36,8 @@ class CudaOptions:
     `overlap` lets a kernel start before the one in front of it in its stream has ended, and wait for that before it
     touches memory, which hides what a launch costs (sm_90 and newer). `specialize` divides a loop that multiplies among
     groups of warps, of which one loads while two compute: for the four that are asked for, twelve are launched. The
-    loop has to be the last one, and free of checks; Triton does it on sm_90. For measurements alone: of Triton 3.6 one
-    product of three came out wrong.
+    loop has to be the last one, and free of checks; Triton does it on sm_90. None: what was found right and faster,
+    see `divided.py`. True is for measurements: of Triton 3.6 one product of three came out wrong.
     """
 
     num_warps: int | None = None
@@ -48,7 +48,7 @@ class CudaOptions:
     f32_mma: str = "ieee"
     line_info: bool = True
     overlap: bool = True
-    specialize: bool = False
+    specialize: bool | None = None
 
     def __post_init__(self) -> None:
         if self.num_warps is not None and self.num_warps not in (1, 2, 4, 8, 16, 32):
@@ -83,15 +83,21 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         # A divided loop has as many barriers as the kernel has stages, and as many buffers as it asks for itself.
         return warps, stages or max([2 if options.specialize else 3, *(s for s in loops if s > 1)])
     if warps is None:
-        ordered = [op for op in walk(kernel.body) if isinstance(op, ops.TileLoad | ops.TileStore)]
-        if ordered:
-            # Such an element is one access of one thread, and somebody waits for it: as many threads as elements.
-            most = max(_numel((op.result if isinstance(op, ops.TileLoad) else op.operands[1]).type) for op in ordered)
-            return max(1, min(most // 32, FILLED_WARPS if _fills(kernel) else 16)), stages or 3
+        row = _ordered(kernel)
+        if row:
+            # Such an element is one access of one thread, and somebody waits for it: as many threads as elements, but
+            # for long rows, of which so many programs would not be resident together with those of the next launch.
+            at_most = FILLED_WARPS if _fills(kernel) else min(16, max(FILLED_WARPS, row // 128))
+            return max(1, min(row // 32, at_most)), stages or 3
     if warps is None:
         nbytes = _largest(kernel)
         # Two 16-byte vectors for each thread, eight warps at most; the longest rows get sixteen.
-        warps = 16 if nbytes >= (LONG_FOLDED_ROW if _folds_rows(kernel) else LONG_ROW) else 8
+        folds = _folds_rows(kernel)
+        warps = 16 if nbytes >= (LONG_FOLDED_ROW if folds else LONG_ROW) else 8
+        if folds and reread(kernel):
+            warps = max(1, min(nbytes // 1024, 32))
+        elif folds and _loaded(kernel) == nbytes:
+            warps = next((w for least, w in FOLDED_WARPS if nbytes >= least), warps)
         while warps > 1 and nbytes < warps * 1024:
             warps //= 2
         if nbytes >= warps * 2048 and warps >= 8 and _takes_turns(kernel):
@@ -111,6 +117,10 @@ LONG_ROW: Final = 1 << 15
 LONG_FOLDED_ROW: Final = 1 << 17
 """So of one that is folded: its warps meet. RMSNorm of 16384 rows of half as much takes an H200 261.7 us with eight
 warps and 268.1 with sixteen."""
+FOLDED_WARPS: Final = ((1 << 17, 16), (1 << 16, 32), (1 << 15, 16), (1 << 14, 16))
+"""Bytes of a row that is folded in the type that it is loaded in, f32 mostly, and its warps: 129.3 us for RMSNorm of
+16384 rows of 4096 with sixteen and 131.7 with eight, 515.6 and 520.8 for rows of 16384 with 32 and eight. What is
+widened in between, bf16, is faster with eight: 66.2 us of 83.6 for rows of 4096."""
 REGISTERS: Final = 1 << 16
 """Of a multiprocessor."""
 WAITING_REGISTERS: Final = 64
@@ -119,6 +129,13 @@ warps on a multiprocessor, as grids that wait for each other program by program 
 with others at tiles of 16 KiB and more has half of the warps and twice the registers: as many are resident, and what it
 knows beside its tile (addresses, bounds, turns), which every thread holds, stays in registers. With 64 some forty of
 those were stored and fetched again in each turn."""
+
+
+def _ordered(kernel: Kernel) -> int:
+    """Elements of the largest tile whose elements are accessed one by one, in an order; 0: there is none."""
+    accesses = [op for op in walk(kernel.body) if isinstance(op, ops.TileLoad | ops.TileStore)]
+    tiles = [(op.result if isinstance(op, ops.TileLoad) else op.operands[1]).type for op in accesses]
+    return max(map(_numel, tiles), default=0)
 
 
 def _fills(kernel: Kernel) -> bool:
@@ -130,10 +147,20 @@ def _fills(kernel: Kernel) -> bool:
 def most_registers(kernel: Kernel, warps: int) -> int | None:
     """A bound on the registers of a thread, None for the assembler's own choice."""
     if not _signals(kernel):
-        return _of_two_programs(kernel, warps)
-    if warps in (4, 8) and _largest(kernel) >= warps * 4096 and _takes_turns(kernel):
+        # Left alone, the assembler spills what it has room for: an all-reduce of 256 KiB between two H200 took 3.44 us
+        # for 3.37 with 48 bytes spilt of a thread, and 4.50 for 3.24 with 58.
+        few = warps == 4 and kernel.waits and 0 < _ordered(kernel) <= 512 and not _multiplies(kernel)
+        return WAITING_REGISTERS if few else _of_two_programs(kernel, warps)
+    long_turns = _largest(kernel) >= warps * 4096 and _takes_turns(kernel)
+    if warps in (4, 8) and (long_turns or _looks_rows_up(kernel)):
         return 2 * WAITING_REGISTERS
     return WAITING_REGISTERS if warps >= 8 else None
+
+
+def _looks_rows_up(kernel: Kernel) -> bool:
+    """Whether the kernel goes to rows by number: what it knows of those under way (ranks, addresses, bounds) takes more
+    than half of WAITING_REGISTERS. 4096 rows of 7168 to eight experts each, by two H200: 708 us, and 738 with those."""
+    return any(isinstance(op, ops.Gather | ops.Scatter) for op in walk(kernel.body))
 
 
 def _of_two_programs(kernel: Kernel, warps: int) -> int | None:
@@ -183,6 +210,20 @@ def _bytes(t: Type) -> int:
 def _largest(kernel: Kernel) -> int:
     """Bytes of the largest tile that the kernel computes with."""
     return max((_bytes(v.type) for op in walk(kernel.body) for v in op.results), default=0)
+
+
+def reread(kernel: Kernel) -> list[list[Op]]:
+    """Loads of one tile of what is only read, so that it is not held in between: from memory, then from a cache."""
+    tiles: dict[tuple[object, ...], list[Op]] = {}
+    for op in walk(kernel.body):
+        if isinstance(op, ops.Load) and isinstance(t := op.operands[0].type, ViewType) and not t.writable:
+            tiles.setdefault((op.parent, op.result.type, *op.operands), []).append(op)
+    return [] if kernel.waits else [loads for loads in tiles.values() if len(loads) > 1]
+
+
+def _loaded(kernel: Kernel) -> int:
+    """Bytes of the largest tile that is loaded."""
+    return max((_bytes(op.result.type) for op in walk(kernel.body) if isinstance(op, ops.Load)), default=0)
 
 
 def _numel(t: Type) -> int:

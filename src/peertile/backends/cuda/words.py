@@ -196,7 +196,9 @@ def _poll(
         e.before_read(view.root)
     scope = max((e.scope(op.attrs["scope"], view.type.space) for view in views), key=lambda s: s.width)
     exact = asserted is not None
-    poll = ptx.Poll(tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result, exact)
+    poll = ptx.Poll(
+        tuple(v.type.dtype for v in views), op.attrs["cmp"], op.attrs["order"], scope, result, exact, e.num_warps == 1
+    )
     args = []
     for view, (_, expected, indices) in zip(views, words, strict=True):
         args += [address_of(e, view, indices), as_word(e.typed(expected), view.type.dtype)]

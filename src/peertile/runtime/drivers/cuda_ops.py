@@ -129,6 +129,8 @@ class CopyIn(_Staged):
 
     __slots__ = ()
 
+    calls_host = True
+
     def issue(self, target: Target) -> Any:
         pinned = target.device.pinned
         block = pinned.take(self.nbytes)
@@ -169,7 +171,7 @@ class HostCopy(DeviceCopy):
 
     __slots__ = ()
 
-    touches_host = True
+    touches_host = calls_host = True
 
     def issue(self, target: Target) -> Any:
         return target.host(partial(_move, self.dst, self.src, self.nbytes))
@@ -187,7 +189,7 @@ class CallBack(Op):
 
     __slots__ = ("function",)
 
-    touches_host = True
+    touches_host = calls_host = True
 
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         super().__init__(name)
@@ -424,7 +426,10 @@ class CudaModule(ModuleHandle):
 class Launch(Op):
     """A kernel. Issued: (its slot, the host work that hands over what it printed)."""
 
-    __slots__ = ("abort", "args", "cooperative", "grid", "may_block", "module", "options", "programs", "touches_host")
+    __slots__ = (
+        "abort", "args", "calls_host", "cooperative", "grid", "may_block", "module", "options", "programs",
+        "touches_host",
+    )  # fmt: skip
 
     def __init__(
         self, module: CudaModule, grid: Grid, programs: int, args: bytes, options: LaunchOptions, abort: int
@@ -440,7 +445,7 @@ class Launch(Op):
         # One program is resident as soon as it runs.
         self.cooperative = (module.waits or options.cooperative) and programs > 1
         self.may_block = module.waits
-        self.touches_host = options.on_print is not None
+        self.touches_host = self.calls_host = options.on_print is not None
 
     @property
     def launches(self) -> bool:  # type: ignore[override]

@@ -141,8 +141,7 @@ class SharedModules:
                     known = self._found(key, device)
                 if known is None:
                     self._unload_late(device)
-                    with self._watched(device, entry):
-                        STREAM_WAITS.let_end(device.context_number)
+                    with self._watched(device, entry), STREAM_WAITS.alone(device.context_number):
                         module = device.api.load_module(payload)
                         known = _Loaded(module, device.api.function(module, entry), Counter({id(device): 1}))
                     with self._lock:
@@ -200,13 +199,16 @@ class SharedModules:
 
     def _unload_late(self, device: Poller) -> None:
         """Unload what nobody uses any more, now or, if a stream of the context waits, another time."""
-        while not STREAM_WAITS.any(device.context_number):
-            with self._lock:
-                late = self._late.get(device.context_number)
-                module = late.pop() if late else None
-            if module is None:
-                return
-            device.api.unload_module(module)
+        while STREAM_WAITS.take(device.context_number):
+            try:
+                with self._lock:
+                    late = self._late.get(device.context_number)
+                    module = late.pop() if late else None
+                if module is None:
+                    return
+                device.api.unload_module(module)
+            finally:
+                STREAM_WAITS.give(device.context_number)
 
     def leave(self, device: Poller) -> None:
         """The device is idle and being closed: what nobody else uses is unloaded."""

@@ -83,10 +83,13 @@ class Pump:
     def watch(self, stream: CudaStream, sequence: int, op: WaitWord) -> Watch:
         host = bool(op.abort) and self._api.pointer_kind(op.abort) is PointerKind.PINNED
         watch = Watch(stream, sequence, op, host_abort=host)
+        STREAM_WAITS.begin(self._device.context_number, lambda: self._add(watch))
+        return watch
+
+    def _add(self, watch: Watch) -> None:
         with self._condition:
             self._watches.append(watch)
             self._wake()
-        return watch
 
     def forget(self, watch: Watch) -> None:
         """Its wait was not enqueued after all."""

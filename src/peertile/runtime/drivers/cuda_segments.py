@@ -233,11 +233,11 @@ class Segments:
             api.unmap(address, segment.size)
             api.free_reservation(address, segment.size)
             return
-        STREAM_WAITS.let_end(segment.devices[0].context_number)
-        if segment.own:
-            api.free_ipc(address)
-        else:
-            api.close_ipc(address)
+        with STREAM_WAITS.alone(segment.devices[0].context_number):
+            if segment.own:
+                api.free_ipc(address)
+            else:
+                api.close_ipc(address)
 
     def _destroy(self, segment: CudaSegment) -> None:
         self._unmap(segment)

@@ -15,7 +15,8 @@ Those that were enqueued before *may have run* on the GPU, which no flag can sto
 same, and what they wrote counts as undefined. Host callbacks and copies into pageable memory are really skipped.
 
 Depth. The NVIDIA driver blocks a caller with about a thousand operations pending, for ever if the stream waits for
-that caller. So beyond `DEPTH` operations wait in a backlog, which the device's pump enqueues as others complete.
+that caller; with functions of the host among them, with a few dozen. So beyond `DEPTH` operations, or `HOST_DEPTH` that
+call the host, wait in a backlog, which the device's pump enqueues as others complete.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_MASK", "CudaStream", "HostWork", "Op", "Params", "Printer", "Target", "state"]
 
 DEPTH: Final = 256
+HOST_DEPTH: Final = 8
 MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
 _ISSUED, _MARKED, _USED, _POSTED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED), int(Lane.POSTED)
@@ -154,6 +156,7 @@ class Op(ABC):
     may_block = False  # may wait for something that is not in its stream
     touches_host = False  # pageable memory may change while it runs, or its order with such changes counts
     launches = False  # a kernel launch, which needs no marker of its own
+    calls_host = False  # may run a function of the host
     always_runs = False  # also on a failed stream
 
     def __init__(self, name: str) -> None:
@@ -255,9 +258,9 @@ class CudaStream(StreamHandle, Target):
     """See the module docstring. `submit` order: number, then issue or backlog, then marker, all under `lock`."""
 
     __slots__ = (
-        "api", "backlog", "block", "blocks", "capture", "closed", "config", "cu", "destroyed", "device", "lane",
-        "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired", "ring",
-        "run", "settled", "spans", "unclean", "word", "word_address",
+        "api", "backlog", "block", "blocks", "calls", "capture", "closed", "config", "cu", "destroyed", "device",
+        "lane", "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired",
+        "ring", "run", "settled", "spans", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False
@@ -303,6 +306,7 @@ class CudaStream(StreamHandle, Target):
         self.spans: list[_Span] = []
         self.settled = 0
         self.unclean = 0  # operations in backlog and pending that touch pageable memory
+        self.calls = 0  # operations under way that call the host
 
     def __repr__(self) -> str:
         return f"CudaStream({self.number})"
@@ -320,7 +324,7 @@ class CudaStream(StreamHandle, Target):
             self.look()
             sequence = self.submitted + 1
             self._unclean(op, 1)
-            if self.backlog or self.issued - self.word[0] >= DEPTH or not op.ready():
+            if self.backlog or not self._takes(op):
                 self.backlog.append((sequence, op))
                 self.gate()
                 self.device.pump.add_backlog(self)
@@ -469,6 +473,12 @@ class CudaStream(StreamHandle, Target):
             with state:
                 self.unclean += change
 
+    def _takes(self, op: Op) -> bool:
+        """Whether it can be enqueued now, and its caller is surely not blocked."""
+        if self.issued - self.word[0] >= DEPTH or (op.calls_host and self.calls >= HOST_DEPTH):
+            return False
+        return op.ready()
+
     def _issue(self, sequence: int, op: Op, awaited: bool = False) -> None:
         lane = self.lane
         self.run = None
@@ -498,7 +508,7 @@ class CudaStream(StreamHandle, Target):
         with self.lock:
             self.drain()
             self.look()
-            while self.backlog and self.issued - self.word[0] < DEPTH and self.backlog[0][1].ready():
+            while self.backlog and self._takes(self.backlog[0][1]):
                 sequence, op = self.backlog[0]
                 try:
                     self._issue(sequence, op)
@@ -605,9 +615,16 @@ class CudaStream(StreamHandle, Target):
             # What is not settled even so is a wait that is being ended at its bound.
             if not self.failed and self.settled == sequence - 1:
                 work.run(function)
+            self.count_call(-1)
 
         self.api.host_function(self.cu, run)
+        self.count_call(1)
         return work
+
+    def count_call(self, change: int) -> None:
+        """One more operation that calls the host is under way, or one has done so. From any thread."""
+        with state:
+            self.calls += change
 
     # ------------------------------------------------------------------------------------------------- status
 
@@ -726,7 +743,7 @@ class CudaStream(StreamHandle, Target):
         """The device is lost: what has not run by now never will."""
         self.look()
         with state:
-            pending, self.pending = self.pending, deque()
+            pending, self.pending, self.calls = self.pending, deque(), 0
             names: list[tuple[int, str]] = []
             for entry in pending:
                 if isinstance(entry, Launches):
