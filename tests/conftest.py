@@ -302,6 +302,26 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def contexts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One of each GPU for the whole run. Ranks that are threads close their devices; the last one to leave a GPU takes
+    its context with it, and the next test would wait seconds for another, all the longer as other workers make theirs.
+    """
+    options = request.config.option
+    if options.device != "cuda" or options.rehearse is not None or not visible_gpus():
+        yield
+        return
+    from peertile.runtime.drivers.cuda_api import CudaApi
+
+    api = CudaApi()
+    gpus = [api.device(k) for k in range(api.device_count())]
+    for gpu in gpus:
+        api.retain_context(gpu)
+    yield
+    for gpu in gpus:
+        api.release_context(gpu)
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     """Name of the device kind this run is for: "cpu", or "cuda" with `--device cuda`."""

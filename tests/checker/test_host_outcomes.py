@@ -106,6 +106,7 @@ def test_what_random_schedules_show_of_hosts_is_found(seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_what_many_random_schedules_show_of_hosts_is_found(seed: int) -> None:
     random = Random(seed)
     for _ in range(300):

@@ -296,6 +296,7 @@ def test_memory_is_freed_too_early_where_no_path_leads_from_a_use_to_it(exhausti
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_memory_is_freed_too_early_in_many_programs(exhaustive: bool, seed: int) -> None:
     random = Random(seed)

@@ -71,11 +71,15 @@ def _factors(group, seed, dtype, m, inner, columns):
     return parts[group.rank][0][0], parts[group.rank][1][0], want
 
 
-def scattered_product(group, rows=(5, 0, 3, 9), inner=(6, 3, 0, 7), columns=5, dtype="f32", turns=2, seed=0, **options):
-    """Product + reduce-scatter."""
+def scattered_product(
+    group, rows=(5, 0, 3, 9), inner=(6, 3, 0, 7), columns=5, dtype="f32", turns=2, seed=0, in_pairs=True, **options
+):
+    """Product + reduce-scatter; without `in_pairs` two ranks with as many rows each do as more of them do."""
     rows, inner = list(rows)[: group.size], list(inner)[: group.size]
     first = sum(rows[: group.rank])
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
+        if not in_pairs:
+            products._paired_inner = 1 << 40
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, sum(rows), inner, columns)
             out = poisoned((rows[group.rank], columns), dtype)
@@ -225,6 +229,9 @@ SMALL = {
     ),
     "product + reduce-scatter": _small(scattered_product, rows=(5, 0, 3, 2), **_PRODUCT),
     "product + reduce-scatter of even shares": _small(scattered_product, rows=(3, 3, 3, 3), columns=9, **_PRODUCT),
+    "product + reduce-scatter in two parts": _small(
+        scattered_product, rows=(3, 3, 3, 3), columns=9, in_pairs=False, **_PRODUCT
+    ),
     "product + all-reduce": _small(reduced_product, **_PRODUCT),
     "product + all-reduce, a tile for each program": _small(reduced_product, m=2, columns=6, **_PRODUCT),
     "flagged product + all-reduce": _small(reduced_product, flagged=True, **_PRODUCT),

@@ -136,6 +136,16 @@ def gathered_with_a_tail(group, rows, columns):
 
 @pytest.mark.slow
 @pytest.mark.gpus("n")
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("in_pairs", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "tile"), [(16, 40, None), (33, 70, (16, 16, 16)), (0, 5, None)])
+def test_even_shares_of_a_sum_may_be_computed_in_pairs_or_in_two_parts(rows, columns, tile, in_pairs, n, seed):
+    options = {"tile": tile, "in_pairs": in_pairs, "turns": 3, "seed": seed}
+    spawned(programs.scattered_product, n, [rows] * n, (40, 23, 7), columns, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("rows", [(64, 64, 64), (48, 70, 33), (0, 64, 64)])
 @pytest.mark.parametrize("n", [2, 3])
 def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):

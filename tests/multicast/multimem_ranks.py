@@ -66,6 +66,8 @@ def closed_communicators(group):
     shares that heap, or the group has failed before it is closed."""
     with pt.SymmetricHeap(group, 1 << 29) as heap:
         x = heap.multicast((64,), pt.f32)
+        x.copy_from(np.ones(64, np.float32))
+        group.barrier("written")
         before, kept = heap._arena.in_use, []
         for where in (group, heap, group):
             comm = Collectives(where, programs=1, slot_bytes=8192)

@@ -161,6 +161,7 @@ def test_a_loop_of_ones_own_polls(completion_path, hold):
     assert caught.value.value == [2] * 4
 
 
+@pytest.mark.native_only  # under the checker an await never runs its operation itself
 def test_what_is_brief_runs_on_the_thread_that_awaits_it(monkeypatch, run):
     x, z = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
     op = add(z.partition(4), x, x)

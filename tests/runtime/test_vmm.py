@@ -18,7 +18,7 @@ from peertile.runtime.drivers.cuda import CudaDriver
 from peertile.runtime.drivers.cuda_api import CudaError
 from peertile.testing import assert_clean
 
-pytestmark = pytest.mark.any_device
+pytestmark = [pytest.mark.any_device, pytest.mark.native_only]  # the simulated machine has no addresses to map
 
 
 @pt.kernel

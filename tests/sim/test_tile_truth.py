@@ -44,6 +44,7 @@ def test_every_value_and_fault_of_three_programs_is_found(waits: bool, seed: int
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("waits", [False, True])
 def test_every_value_and_fault_of_many_programs_is_found(waits: bool, seed: int) -> None:
     check(3000, seed, agents=2, length=6, waits=waits)

@@ -58,6 +58,7 @@ def test_exhaustive_exploration_agrees_with_ground_truth(words: str, seed: int) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("words", ["chain", "adds"])
 def test_one_schedule_is_exact_on_many_programs(words: str, seed: int) -> None:
     check(words, 100_000, seed)

@@ -23,7 +23,7 @@ from peertile.runtime.device import Device
 from peertile.runtime.driver import DriverKind
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.registry import current_device
-from peertile.runtime.tensor import Partition, Tensor
+from peertile.runtime.tensor import Tensor
 
 __all__ = ["RotaryPairs", "attention", "cache_append", "decode_attention", "rope", "rope_tables"]
 
@@ -125,11 +125,9 @@ def _attend(
     if lengths is None and scale >= 0 and _is_flat(y, q, k, v, is_causal=is_causal):
         # Without gaps batches and heads are one axis, and so are they and the queries.
         o, keys3, values3 = (t.reshape(t.shape[0] * t.shape[1], *t.shape[2:]) for t in (y, k, v))
-        together = _rows_together(q.shape[2] // FLAT_ROWS)
-        part = Partition(o.permute(1, 0, 2), (FLAT_ROWS, 1, q.shape[3]), swizzle=together)
         return attention_kernels.attend_flat(
-            part, q.reshape(q.size // q.shape[3], q.shape[3]), keys3, values3, scale * LOG2_E, BK=FLAT_KEYS,
-            CAUSAL=is_causal, STAGES=2,
+            o.permute(1, 0, 2).partition((FLAT_ROWS, 1, None)), q.reshape(q.size // q.shape[3], q.shape[3]), keys3,
+            values3, scale * LOG2_E, BK=FLAT_KEYS, CAUSAL=is_causal, STAGES=2,
         )  # fmt: skip
     rows, keys = 64, 128
     if q.device.driver.kind is DriverKind.CUDA:
@@ -147,8 +145,6 @@ def _attend(
 
 FLAT_ROWS, FLAT_KEYS = 128, 128
 """Queries of a program and keys of a block where groups of warps share the loop over keys."""
-FLAT_TURNS = 4
-"""Parts of the queries, of which each is gone through head by head."""
 
 
 def _is_flat(y: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> bool:
@@ -157,12 +153,6 @@ def _is_flat(y: Tensor, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> 
     if q.dtype.itemsize != 2 or dim != 128 or not queries or queries % FLAT_ROWS or not can_divide(q.device.target):
         return False
     return (is_causal or k.shape[2] % FLAT_KEYS == 0) and all(t.is_contiguous for t in (y, q, k, v))
-
-
-def _rows_together(rows: int) -> int:
-    """Rows of tiles that are walked head by head: some of them, so that the heads that are read at once stay in the
-    cache, and what is left for the end is short."""
-    return 1 << max(rows // FLAT_TURNS, 1).bit_length() - 1
 
 
 def _with_heads(t: Tensor) -> Tensor:
