@@ -18,6 +18,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
@@ -56,9 +57,14 @@ class _Book:
 
     __reduce_ex__ = not_pickled
     _is_over = False
+    _home: Device
 
     def _end(self) -> None:
         raise NotImplementedError
+
+    def _end_by_name(self) -> None:
+        _end_late()
+        self._end()
 
     def _check_open(self, what: str, over: str) -> None:
         if self._is_over:
@@ -70,13 +76,45 @@ class _Book:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._end_by_name()
 
     def __del__(self) -> None:
+        # Collection runs anywhere: inside a capture, which would see this, and inside any lock of ours, even one that
+        # whoever holds `_lock` waits for. So nothing is waited for here.
+        with contextlib.suppress(AttributeError, TypeError, PeertileError):
+            if self._is_over:
+                return
+            if self._home.open_captures or not _lock.acquire(blocking=False):
+                _late.append(self)
+                return
+            try:
+                self._drop()
+            finally:
+                _lock.release()
+
+    def _drop(self) -> None:
         # What is collected is used by nobody: leases hold tensors, tensors mappings, and mappings the rest. At the end
         # of the process parts may be gone already; in a forked child the driver refuses, and the parent goes on.
         with contextlib.suppress(AttributeError, TypeError, PeertileError):
             self._end()
+
+
+_late: deque[_Book] = deque()
+"""What was collected where it could not be ended."""
+
+
+def _end_late() -> None:
+    """End what was collected; for calls by name, which hold no lock of ours."""
+    for _ in range(len(_late)):
+        try:
+            book = _late.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if book._home.open_captures:
+            _late.append(book)
+            continue
+        with _lock:
+            book._drop()
 
 
 class PhysicalMemory(_Book):
@@ -98,7 +136,8 @@ class PhysicalMemory(_Book):
     def __init__(self, nbytes: int, *, device: Device | None = None, share: ShareKind = ShareKind.FD) -> None:
         self._is_over = True  # until there is something to give back
         check_integer("nbytes", nbytes, 1)
-        self.device = device or current_device()
+        _end_late()
+        self.device = self._home = device or current_device()
         self.share = share
         self._pages = _pages(self.device, share)
         self.nbytes = _rounded(nbytes, self._pages.granularity(share))
@@ -124,7 +163,8 @@ class PhysicalMemory(_Book):
             )
         memory = cls.__new__(cls)
         memory._is_over = True
-        memory.device, memory.share, memory._pages = found, share.kind, pages
+        memory.device = memory._home = found
+        memory.share, memory._pages = share.kind, pages
         memory._handle, memory.nbytes = pages.import_(share)
         memory._begin()
         return memory
@@ -142,7 +182,7 @@ class PhysicalMemory(_Book):
 
     def release(self) -> None:
         """Give the memory back; again: nothing. UsageError while it is mapped."""
-        self._end()
+        self._end_by_name()
 
     def _end(self) -> None:
         with _lock:
@@ -179,7 +219,8 @@ class Reservation(_Book):
         check_integer("nbytes", nbytes, 1)
         if check_integer("alignment", alignment, 1) & (alignment - 1):
             raise ArgumentError(f"alignment: expected a power of two, got {alignment}")
-        self.device = device or current_device()
+        _end_late()
+        self.device = self._home = device or current_device()
         self._pages = _pages(self.device, share)
         self.grain = self._pages.granularity(share)
         self.nbytes = _rounded(nbytes, self.grain)
@@ -200,7 +241,7 @@ class Reservation(_Book):
 
     def free(self) -> None:
         """Give the addresses back; again: nothing. UsageError while something is mapped there."""
-        self._end()
+        self._end_by_name()
 
     def _end(self) -> None:
         with _lock:
@@ -225,18 +266,24 @@ class Mapping(_Book):
     def __init__(self, reservation: Reservation, memory: PhysicalMemory, at: int, devices: tuple[Device, ...]) -> None:
         self._is_over = True
         check_integer("at", at)
+        _end_late()
         with _lock:
             reservation._check_open("Reservation.map: reservation", "freed")
             memory._check_open("Reservation.map: memory", "released")
             _check_devices("Reservation.map", memory.device, (reservation.device, *devices))
             nbytes, grain = memory.nbytes, reservation.grain
-            if at % grain or nbytes % grain:
+            if at % grain:
                 raise ArgumentError(f"Reservation.map: at: expected a multiple of {grain} bytes, got {at}")
+            if nbytes % grain:
+                raise ArgumentError(
+                    f"Reservation.map: memory: expected a multiple of {grain} bytes, got {nbytes}; make both for one "
+                    "device and one way of sharing"
+                )
             if at + nbytes > reservation.nbytes:
                 raise ArgumentError(
                     f"Reservation.map: at: expected room for {nbytes} bytes in {reservation.nbytes}, got {at}"
                 )
-            for offset, size in reservation._mappings.items():
+            for offset, size in list(reservation._mappings.items()):
                 if at < offset + size and offset < at + nbytes:
                     raise ArgumentError(
                         f"Reservation.map: at: expected addresses with nothing mapped, got {at}, where [{offset}, "
@@ -244,6 +291,7 @@ class Mapping(_Book):
                     )
             self.reservation = reservation
             self.memory = memory
+            self._home = memory.device
             self.nbytes = nbytes
             self.address = reservation.address + at
             self._at = at
@@ -277,13 +325,17 @@ class Mapping(_Book):
         with _lock:
             self._check_open("Mapping.forbid", "unmapped")
             _check_devices("Mapping.forbid", self.memory.device, devices)
-        self._settle(devices)
-        with _lock:
-            self._check_open("Mapping.forbid", "unmapped")
-            allowed = tuple(d for d in self.devices if d not in devices)
-            gone = [d.driver for d in self.devices if d in devices]
-            self._pages.set_access(self.address, self.nbytes, [d.driver for d in allowed], gone)
-            self.devices = allowed
+            gone = tuple(d for d in self.devices if d in devices)
+            self.devices = tuple(d for d in self.devices if d not in devices)  # no more tensors
+        try:
+            self._settle(devices)
+            with _lock:
+                self._check_open("Mapping.forbid", "unmapped")
+                allowed = [d.driver for d in self.devices]
+                self._pages.set_access(self.address, self.nbytes, allowed, [d.driver for d in gone])
+        except BaseException:
+            self.devices = tuple(dict.fromkeys((*self.devices, *gone)))
+            raise
 
     def tensor(
         self, shape: int | Sequence[int], dtype: DType, *, offset: int = 0, device: Device | None = None
@@ -315,7 +367,7 @@ class Mapping(_Book):
     def unmap(self) -> None:
         """Wait for what runs here, end the tensors, and take the memory away; again: nothing. The addresses stay
         reserved."""
-        self._end()
+        self._end_by_name()
 
     def _end(self) -> None:
         with _lock:
@@ -324,21 +376,28 @@ class Mapping(_Book):
             self._is_over = True  # no more tensors
         try:
             self._settle(None)
+            with _lock:
+                self._pages.unmap(self.address, self.nbytes)
+                del self.reservation._mappings[self._at]
+                self.memory._mappings -= 1
         except BaseException:
             self._is_over = False
             raise
-        with _lock:
-            self._pages.unmap(self.address, self.nbytes)
-            del self.reservation._mappings[self._at]
-            self.memory._mappings -= 1
 
     def _settle(self, devices: Sequence[Device] | None) -> None:
         """Nothing runs on the tensors of `devices` (None: all), and they are over. Waits, so never with the lock held:
         what runs may wait for a rank in another thread of this process."""
-        for storage in [s for s in self._storages if devices is None or s.device in devices]:
-            for lease in list(storage.leases):
-                lease.holder.wait_done()
+        with _lock:
+            storages = [s for s in self._storages if devices is None or s.device in devices]
+        for storage in storages:
+            _wait_for(storage)
             storage.close("unmapped" if devices is None else "taken from its device")
+            _wait_for(storage)  # what another thread began in between
+
+
+def _wait_for(storage: Storage) -> None:
+    for lease in storage.leases:
+        lease.holder.wait_done()
 
 
 def _pages(device: Device, share: ShareKind) -> Pages:

@@ -174,7 +174,7 @@ def gpu_mixed(seed: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [8, 16])
-@pytest.mark.parametrize("first", [0, 8, 16, 24, 32])
+@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.long) for k in (8, 16, 24, 32))])
 def test_launches_of_one_turn_and_of_several_leave_places_empty_for_each_other(first, slots, monkeypatch) -> None:
     monkeypatch.setattr(cuda_collectives, "SHORT_SLOTS", 2 * slots)
     monkeypatch.setattr(cuda_collectives, "LONG_SLOTS", 2 * slots)

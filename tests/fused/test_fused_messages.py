@@ -214,6 +214,21 @@ def test_ranks_that_call_differently_fail_at_once():
         raise_what_ranks_met(pt.spawn(different_shapes, 2, (), model=pt.RankModel.THREADS, timeout_s=60))
 
 
+def other_columns(group, columns):
+    """Rank 0 alone changes the number of columns from the second call on."""
+    with FusedProducts(group, staging_bytes=1 << 14, tile=(16, 16, 8), movers=1, workers=1, flagged=False) as products:
+        products.matmul_all_reduce(zeros(2, 8), zeros(8, columns)).sync()
+        other = zeros(8, columns - (group.rank == 0))
+        return programs.caught(lambda: products.matmul_all_reduce(zeros(2, 8), other).sync(), pt.PeertileError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [9, 25, 41])
+def test_a_rank_that_changes_what_it_calls_fails_at_once_with_fewer_tiles_than_programs_as_many_and_more(columns):
+    with pytest.raises((SignatureMismatch, pt.PeerFailed)):
+        raise_what_ranks_met(pt.spawn(other_columns, 2, (columns,), model=pt.RankModel.THREADS, timeout_s=25))
+
+
 def raise_what_ranks_met(found):
     """Ranks tell the text of what they met: at least one saw that the other's call does not match."""
     assert any("launch the same kernel" in text for text in found if text is not None), found

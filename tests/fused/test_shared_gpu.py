@@ -16,6 +16,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.needs("triton")
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", KERNELS)

@@ -4,6 +4,8 @@ import gc
 import os
 import re
 import socket
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -106,6 +108,40 @@ def test_what_is_dropped_is_given_back_in_the_right_order(grain):
     window.free()
 
 
+@pytest.mark.parametrize("held", ["lock", "capture"])
+def test_what_is_collected_waits_for_no_lock_and_for_the_end_of_a_capture(grain, held, monkeypatch):
+    """Whoever holds the lock of the mappings may wait for one that the collector was called under."""
+    memory, window = vmm.PhysicalMemory(grain), vmm.Reservation(grain)
+    mapping = window.map(memory)
+    if held == "lock":
+        taken, over = threading.Event(), threading.Event()
+
+        def hold():
+            with vmm._lock:
+                taken.set()
+                over.wait(20)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait(20)
+        del mapping
+        gc.collect()
+        assert not over.is_set()
+        over.set()
+        thread.join()
+    else:
+        monkeypatch.setattr(window.device, "open_captures", 1)
+        del mapping
+        gc.collect()
+        with pytest.raises(UsageError, match="got mappings at 0"):
+            window.free()
+        monkeypatch.undo()
+    assert len(vmm._late) == 1
+    memory.release()
+    window.free()
+    assert not vmm._late
+
+
 def test_the_wrong_order_is_refused_and_changes_nothing(grain):
     memory, window = vmm.PhysicalMemory(grain), vmm.Reservation(2 * grain)
     mapping = window.map(memory, at=grain)
@@ -160,6 +196,37 @@ def test_places_that_do_not_fit_are_refused(grain):
         ):
             mapping.tensor(4, pt.i32, offset=2 * grain - 8)
         mapping.unmap()
+        window.grain = 4 * grain  # as of memory that is shared in another way
+        with raises(
+            ArgumentError,
+            f"Reservation.map: memory: expected a multiple of {4 * grain} bytes, got {2 * grain}; make both for one "
+            "device and one way of sharing",
+        ):
+            window.map(memory)
+
+
+def test_an_end_that_fails_can_be_tried_again(grain, monkeypatch):
+    memory, window = vmm.PhysicalMemory(grain), vmm.Reservation(grain)
+    mapping = window.map(memory)
+    device = mapping.memory.device
+    x = mapping.tensor(4, pt.i32)
+
+    def refuse(*_):
+        raise AllocationError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mapping._pages, "unmap", refuse)
+        patch.setattr(mapping._pages, "set_access", refuse)
+        for end in (lambda: mapping.forbid(device), mapping.unmap):
+            with raises(AllocationError, "refused"):
+                end()
+    assert mapping.devices == (device,)
+    with pytest.raises(UsageError, match="was taken from its device"):
+        x.numpy()
+    assert mapping.tensor(4, pt.i32).copy_from([1, 2, 3, 4]).numpy().tolist() == [1, 2, 3, 4]
+    mapping.unmap()
+    window.free()
+    memory.release()
 
 
 def test_bad_arguments_are_refused():
@@ -179,8 +246,15 @@ def test_bad_arguments_are_refused():
 
 @pytest.mark.cpu_only
 def test_more_memory_than_there_is():
-    with pytest.raises(AllocationError, match=r"^memory: asked for \d+ bytes, cpu:0 has \d+; ask for less$"):
+    with pytest.raises(AllocationError, match=r"^memory: asked for \d+ bytes, \d+ are free on cpu:0; ask for less$"):
         vmm.PhysicalMemory(1 << 50)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.skipif(sys.platform != "linux", reason="files in memory are of Linux")
+def test_memory_is_there_when_it_is_made(grain):
+    with vmm.PhysicalMemory(100 * grain) as memory:
+        assert os.fstat(memory._handle).st_blocks * 512 >= 100 * grain
 
 
 @pytest.mark.feature("D4", "cpu")
@@ -287,6 +361,24 @@ def test_a_mapping_that_the_driver_refuses_leaves_nothing(stand_in):
         pass
     window.free()
     memory.release()
+
+
+@pytest.mark.cpu_only
+def test_more_than_a_gpu_has_is_told_as_on_cpu(stand_in, monkeypatch):
+    api, device = stand_in
+    grain = vmm.granularity(device)
+
+    def refuse(*_):
+        raise CudaError("a call", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+
+    monkeypatch.setattr(api, "reserve", refuse)
+    with raises(
+        AllocationError, f"addresses: asked for {grain} bytes, and {device.name} has no range of so many; ask for less"
+    ):
+        vmm.Reservation(1, device=device)
+    monkeypatch.setattr(api, "create_memory", refuse)
+    with pytest.raises(AllocationError, match=rf"^memory: asked for {grain} bytes, \d+ are free on {device.name}; "):
+        vmm.PhysicalMemory(1, device=device)
 
 
 def fake_error(call):

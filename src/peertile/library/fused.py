@@ -325,7 +325,7 @@ class FusedProducts(FusedBase):
         inbox = self._inbox(name, m, columns, bm, bn)
         launch = fused_kernels.gemm_reduce(
             c.partition((bm, bn)).persistent(programs=self.programs), a, b, self._begun, inbox, self._parts,
-            self._calls, sign, BK=bk, STAGES=stages, ONCE=-(-m // bm) * -(-columns // bn) <= self.programs,
+            self._calls, sign, BK=bk, STAGES=stages, ONCE=-(-m // bm) * -(-columns // bn) < self.programs,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: c)
 

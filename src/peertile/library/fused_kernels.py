@@ -396,7 +396,8 @@ def gemm_reduce(
 ) -> None:  # fmt: skip
     """The sum over the ranks of a @ b, the same bits on every rank: each part goes to everybody as soon as it is
     computed, and everybody adds the same numbers in the same order. The inbox is as of gemm_scatter; the signal has a
-    slot for each tile. With ONCE no program has more than a tile, and adds as soon as it has sent."""
+    slot for each tile. With ONCE no program has more than a tile, and adds as soon as it has sent; the last one has
+    none, so that what is different is found while the others wait."""
     p = T.program_id(0)
     me, n = inbox.rank, inbox.num_ranks
     BM, BN = out.tile_shape

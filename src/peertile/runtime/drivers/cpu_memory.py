@@ -24,6 +24,8 @@ __all__ = [
     "Heap",
     "Segment",
     "Segments",
+    "available_bytes",
+    "extend",
     "map_anonymous",
     "physical_bytes",
     "place",
@@ -65,7 +67,7 @@ def physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """What can be had without swapping; the machine's memory where the system does not say."""
     try:
         with open("/proc/meminfo") as file:
@@ -257,16 +259,12 @@ class Segments:
     def create(self, nbytes: int) -> Segment:
         if nbytes <= 0:
             raise ArgumentError(f"nbytes: expected an integer > 0, got {nbytes}")
-        available = _available_bytes()
+        available = available_bytes()
         if nbytes > available:
             raise _no_segment(nbytes, available)
         fd = unnamed_file()
         try:
-            # Reserve now: without this, running out of memory is a SIGBUS at a store much later.
-            if _LINUX:
-                os.posix_fallocate(fd, 0, _round(nbytes, PAGE))
-            else:
-                os.ftruncate(fd, _round(nbytes, PAGE))
+            extend(fd, _round(nbytes, PAGE))
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -364,6 +362,15 @@ def _no_segment(nbytes: int, available: int, reason: str | None = None) -> Alloc
     return AllocationError(
         f"segment: asked for {nbytes} bytes of shared memory, {available} are free on this machine; use a smaller heap"
     )
+
+
+def extend(fd: int, nbytes: int) -> None:
+    """Give a new file so many bytes, and have the memory now: without that, running out of it is a SIGBUS at a store
+    much later. OSError."""
+    if _LINUX:
+        os.posix_fallocate(fd, 0, nbytes)
+    else:
+        os.ftruncate(fd, nbytes)
 
 
 def unnamed_file() -> int:

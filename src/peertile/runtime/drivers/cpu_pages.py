@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from peertile.errors import AllocationError, ArgumentError
 from peertile.runtime.driver import DriverDevice, Pages, ShareHandle, ShareKind
-from peertile.runtime.drivers.cpu_memory import PAGE, physical_bytes, place, protect, unmap, unnamed_file
+from peertile.runtime.drivers.cpu_memory import PAGE, available_bytes, extend, place, protect, unmap, unnamed_file
 
 __all__ = ["CpuPages"]
 
@@ -26,12 +26,12 @@ class CpuPages(Pages):
         return PAGE
 
     def create(self, nbytes: int, kind: ShareKind) -> Any:
-        have = physical_bytes()
-        if nbytes > have:
-            raise AllocationError(f"memory: asked for {nbytes} bytes, {self._name} has {have}; ask for less")
+        free = available_bytes()
+        if nbytes > free:
+            raise AllocationError(f"memory: asked for {nbytes} bytes, {free} are free on {self._name}; ask for less")
         fd = unnamed_file()
         try:
-            os.ftruncate(fd, nbytes)
+            extend(fd, nbytes)
         except OSError as error:
             os.close(fd)
             raise _refused("memory", nbytes, error) from error
@@ -75,7 +75,10 @@ class CpuPages(Pages):
 
     def unmap(self, address: int, nbytes: int) -> None:
         # Reserved again in one step: unmapped first, another thread could be given the addresses.
-        place(nbytes, at=address)
+        try:
+            place(nbytes, at=address)
+        except OSError as error:
+            raise _refused("unmapping", nbytes, error) from error
 
     def set_access(
         self, address: int, nbytes: int, allowed: Sequence[DriverDevice], forbidden: Sequence[DriverDevice]

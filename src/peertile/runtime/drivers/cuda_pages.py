@@ -64,7 +64,14 @@ class CudaPages(Pages):
 
     def reserve(self, nbytes: int, alignment: int) -> int:
         with self._using() as api:
-            return api.reserve(nbytes, alignment)
+            try:
+                return api.reserve(nbytes, alignment)
+            except CudaError as error:
+                if not error.out_of_memory:
+                    raise
+                raise AllocationError(
+                    f"addresses: asked for {nbytes} bytes, and {self._name} has no range of so many; ask for less"
+                ) from error
 
     def unreserve(self, address: int, nbytes: int) -> None:
         with self._using() as api:

@@ -62,7 +62,8 @@ class StreamWaits:
 
     @contextmanager
     def alone(self, context: int) -> Iterator[None]:
-        """Once no stream waits, which takes as long as the bounds of those that do, at most."""
+        """Once no stream waits. Each that does has its bound, but others may begin meanwhile: where one always waits,
+        this does, too."""
         pause = 0.0
         while not self.take(context):
             time.sleep(pause)
