@@ -101,8 +101,11 @@ def at_once(group) -> None:
 OTHERS["fused.all_gather_product.at_once"] = at_once
 
 
+LONGEST = "fused.product_all_reduce.flagged"  # 20 s; `peertile bench checker` runs it too
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == LONGEST)) for n in OTHERS])
 @pytest.mark.feature("C1", "sim")
 def test_every_other_protocol_of_the_library_is_right_in_every_schedule(name: str) -> None:
     start = time.process_time()

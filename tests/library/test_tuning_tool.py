@@ -29,7 +29,7 @@ def tool():
 
 @pytest.mark.slow
 def test_a_way_that_is_wrong_or_never_ends_is_dropped_and_the_run_goes_on(monkeypatch):
-    monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=1.0))
+    monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=4.0))
     results = pt.spawn(tuning_tool_ranks.measured, 2, model=pt.RankModel.THREADS, timeout_s=100)
     for found, dropped, said, _ in results:
         assert set(found) == {"filled 512 x 4", "pushed 256 x 4"}
