@@ -27,7 +27,10 @@ def test_all_schedules_of_polls_agree_with_all_interleavings(words: str, seed: i
         report = exhaust(as_case(programs, polls=True), 3000)
         assert report.complete or report.verdicts
         kinds = [verdict.kind for verdict in report.verdicts]
-        if is_racy(programs):
+        if is_racy(programs) and deadlocks(programs):
+            # The search ends at the first verdict, and the run that it looks at first may show the other one.
+            assert kinds in ([VerdictKind.RACE], [VerdictKind.DEADLOCK]), programs
+        elif is_racy(programs):
             assert kinds == [VerdictKind.RACE], programs
         elif deadlocks(programs):
             assert kinds == [VerdictKind.DEADLOCK], programs
