@@ -28,7 +28,7 @@ from peertile.dtypes import DType
 from peertile.errors import ArgumentError, PeertileError, UnsupportedError, UsageError
 from peertile.runtime.checks import check_dtype, check_integer, not_pickled
 from peertile.runtime.device import Device
-from peertile.runtime.driver import Pages, ShareHandle, ShareKind
+from peertile.runtime.driver import Pages, ShareHandle, ShareKind, cannot_share
 from peertile.runtime.interop import tensor_from_address
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
@@ -57,7 +57,8 @@ class _Book:
 
     __reduce_ex__ = not_pickled
     _is_over = False
-    _home: Device
+    device: Device
+    """Whose memory or addresses it is."""
 
     def _end(self) -> None:
         raise NotImplementedError
@@ -84,7 +85,7 @@ class _Book:
         with contextlib.suppress(AttributeError, TypeError, PeertileError):
             if self._is_over:
                 return
-            if self._home.open_captures or not _lock.acquire(blocking=False):
+            if self.device.open_captures or not _lock.acquire(blocking=False):
                 _late.append(self)
                 return
             try:
@@ -110,14 +111,33 @@ def _end_late() -> None:
             book = _late.popleft()
         except IndexError:  # another thread was faster
             return
-        if book._home.open_captures:
+        if book.device.open_captures:
             _late.append(book)
             continue
         with _lock:
             book._drop()
 
 
-class PhysicalMemory(_Book):
+class _Part(_Book):
+    """One of the two parts of mappings: it ends only where it is in none."""
+
+    def _check_unmapped(self) -> None:
+        """UsageError while it is in a mapping."""
+        raise NotImplementedError
+
+    def _give_back(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        with _lock:
+            if self._is_over:
+                return
+            self._check_unmapped()
+            self._is_over = True
+            self._give_back()
+
+
+class PhysicalMemory(_Part):
     """At least `nbytes` bytes of memory of one device, without an address. Contents undefined.
 
     `nbytes` is rounded up to the device's `granularity`. `share` is how it can reach another process, if ever.
@@ -137,7 +157,7 @@ class PhysicalMemory(_Book):
         self._is_over = True  # until there is something to give back
         check_integer("nbytes", nbytes, 1)
         _end_late()
-        self.device = self._home = device or current_device()
+        self.device = device or current_device()
         self.share = share
         self._pages = _pages(self.device, share)
         self.nbytes = _rounded(nbytes, self._pages.granularity(share))
@@ -163,8 +183,7 @@ class PhysicalMemory(_Book):
             )
         memory = cls.__new__(cls)
         memory._is_over = True
-        memory.device = memory._home = found
-        memory.share, memory._pages = share.kind, pages
+        memory.device, memory.share, memory._pages = found, share.kind, pages
         memory._handle, memory.nbytes = pages.import_(share)
         memory._begin()
         return memory
@@ -184,23 +203,21 @@ class PhysicalMemory(_Book):
         """Give the memory back; again: nothing. UsageError while it is mapped."""
         self._end_by_name()
 
-    def _end(self) -> None:
-        with _lock:
-            if self._is_over:
-                return
-            if self._mappings:
-                raise UsageError(
-                    f"PhysicalMemory.release: expected memory that is mapped nowhere, got memory with {self._mappings} "
-                    "mappings; unmap them first"
-                )
-            self._is_over = True
-            if self._shared is not None:
-                for fd in self._shared.fds:
-                    os.close(fd)
-            self._pages.release(self._handle)
+    def _check_unmapped(self) -> None:
+        if self._mappings:
+            raise UsageError(
+                f"PhysicalMemory.release: expected memory that is mapped nowhere, got memory with {self._mappings} "
+                "mappings; unmap them first"
+            )
+
+    def _give_back(self) -> None:
+        if self._shared is not None:
+            for fd in self._shared.fds:
+                os.close(fd)
+        self._pages.release(self._handle)
 
 
-class Reservation(_Book):
+class Reservation(_Part):
     """At least `nbytes` bytes of addresses that nothing else gets, with nothing behind them until something is mapped.
 
     `nbytes` is rounded up to the device's `granularity`; the beginning is a multiple of it and of `alignment`, a power
@@ -220,7 +237,7 @@ class Reservation(_Book):
         if check_integer("alignment", alignment, 1) & (alignment - 1):
             raise ArgumentError(f"alignment: expected a power of two, got {alignment}")
         _end_late()
-        self.device = self._home = device or current_device()
+        self.device = device or current_device()
         self._pages = _pages(self.device, share)
         self.grain = self._pages.granularity(share)
         self.nbytes = _rounded(nbytes, self.grain)
@@ -243,18 +260,15 @@ class Reservation(_Book):
         """Give the addresses back; again: nothing. UsageError while something is mapped there."""
         self._end_by_name()
 
-    def _end(self) -> None:
-        with _lock:
-            if self._is_over:
-                return
-            if self._mappings:
-                places = ", ".join(f"{offset} ({nbytes} bytes)" for offset, nbytes in sorted(self._mappings.items()))
-                raise UsageError(
-                    f"Reservation.free: expected addresses with nothing mapped, got mappings at {places}; unmap them "
-                    "first"
-                )
-            self._is_over = True
-            self._pages.unreserve(self.address, self.nbytes)
+    def _check_unmapped(self) -> None:
+        if self._mappings:
+            places = ", ".join(f"{offset} ({nbytes} bytes)" for offset, nbytes in sorted(self._mappings.items()))
+            raise UsageError(
+                f"Reservation.free: expected addresses with nothing mapped, got mappings at {places}; unmap them first"
+            )
+
+    def _give_back(self) -> None:
+        self._pages.unreserve(self.address, self.nbytes)
 
 
 class Mapping(_Book):
@@ -291,7 +305,7 @@ class Mapping(_Book):
                     )
             self.reservation = reservation
             self.memory = memory
-            self._home = memory.device
+            self.device = memory.device
             self.nbytes = nbytes
             self.address = reservation.address + at
             self._at = at
@@ -315,7 +329,7 @@ class Mapping(_Book):
         """`devices` may load and store here as well. UnsupportedError where one cannot reach the memory."""
         with _lock:
             self._check_open("Mapping.allow", "unmapped")
-            _check_devices("Mapping.allow", self.memory.device, devices)
+            _check_devices("Mapping.allow", self.device, devices)
             allowed = tuple(dict.fromkeys((*self.devices, *devices)))
             self._pages.set_access(self.address, self.nbytes, [d.driver for d in allowed], [])
             self.devices = allowed
@@ -324,7 +338,7 @@ class Mapping(_Book):
         """`devices` may no longer load and store here: waits for what they do here, and ends their tensors."""
         with _lock:
             self._check_open("Mapping.forbid", "unmapped")
-            _check_devices("Mapping.forbid", self.memory.device, devices)
+            _check_devices("Mapping.forbid", self.device, devices)
             gone = tuple(d for d in self.devices if d in devices)
             self.devices = tuple(d for d in self.devices if d not in devices)  # no more tensors
         try:
@@ -357,7 +371,7 @@ class Mapping(_Book):
                     f"Mapping.tensor: {dtype}{list(dims)}: expected {size} bytes from {offset} on within "
                     f"{self.nbytes}, got {offset + size - self.nbytes} beyond"
                 )
-            found = device or next(iter(self.devices), self.memory.device)
+            found = device or next(iter(self.devices), self.device)
             if found not in self.devices:
                 raise UsageError(f"Mapping.tensor: expected a device with access, got {found.name}; `allow` it first")
             tensor = tensor_from_address(found, self.address + offset, dims, dtype, None, self, None, "a mapping's")
@@ -390,14 +404,9 @@ class Mapping(_Book):
         with _lock:
             storages = [s for s in self._storages if devices is None or s.device in devices]
         for storage in storages:
-            _wait_for(storage)
+            storage.wait_done()
             storage.close("unmapped" if devices is None else "taken from its device")
-            _wait_for(storage)  # what another thread began in between
-
-
-def _wait_for(storage: Storage) -> None:
-    for lease in storage.leases:
-        lease.holder.wait_done()
+            storage.wait_done()  # what another thread began in between
 
 
 def _pages(device: Device, share: ShareKind) -> Pages:
@@ -409,8 +418,7 @@ def _pages(device: Device, share: ShareKind) -> Pages:
     if isinstance(pages, str):
         raise UnsupportedError(f"vmm: {pages}")
     if share not in device.capabilities.shares:
-        have = ", ".join(k.value for k in device.capabilities.shares)
-        raise UnsupportedError(f"vmm: {device.name} cannot share memory by {share.value} here; it can by {have}")
+        raise cannot_share("vmm", device.name, share, device.capabilities.shares)
     return pages
 
 

@@ -150,7 +150,7 @@ def test_even_shares_of_a_sum_may_be_computed_in_pairs_or_in_two_parts(rows, col
 @pytest.mark.parametrize("n", [2, 3])
 def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):
     monkeypatch.setattr(fused, "WORTH_WAITING", 100)
-    monkeypatch.setattr(fused, "WORTH_SMALLER", 1.0)
+    monkeypatch.setattr(fused, "WORTH_A_TAIL", 1.0)
     found, choose = [], fused.smaller_at_end.__wrapped__
     monkeypatch.setattr(fused, "smaller_at_end", lambda *facts: found.append(choose(*facts)) or found[-1])
     assert all(pt.spawn(gathered_with_a_tail, n, (rows, 700), model=pt.RankModel.THREADS, timeout_s=100))

@@ -191,8 +191,7 @@ class SymmetricHeap:
     def _settle(self, storage: Storage) -> None:
         """What uses an object through this rank has ended."""
         for part in (storage, *self._remote.get(id(storage), {}).values()):
-            for lease in list(part.leases):
-                lease.holder.wait_done()
+            part.wait_done()
 
     def _offset(self, storage: Storage) -> int:
         return self._objects[id(storage)][1]

@@ -400,7 +400,16 @@ class Collectives(Communicator):
     def _kept_op(self, key: tuple[Any, ...] | None, out: Any) -> CollectiveOp[Any] | None:
         """The op of a recent call with the same tensors and options, ready to run."""
         call = self._kept.get(key) if key is not None else None
-        return None if call is None or self._closed else CollectiveOp(self, call, out)
+        if call is None or self._closed:
+            return None
+        # As the constructor does, without its call.
+        op: CollectiveOp[Any] = _new(CollectiveOp)
+        op._spent = False
+        op._site = call_site(2)
+        op._communicator = self
+        op._call = call
+        op._result = out
+        return op
 
     def _keep(
         self,
@@ -463,19 +472,10 @@ class Collectives(Communicator):
         Folded in rank order (RING: in the order of the ring); f16 and bf16 in f32, rounded once. Without `out`
         a new tensor. `algorithm` overrides the table, and must be the same on every rank.
         """
-        key = None
-        if out is not None:
-            key = ("all_reduce", id(x), id(out), id(op), id(algorithm))
-            kept = self._kept.get(key)
-            if kept is not None and not self._closed:
-                # As the constructor does, without its call.
-                again: CollectiveOp[Any] = _new(CollectiveOp)
-                again._spent = False
-                again._site = call_site(2)
-                again._communicator = self
-                again._call = kept
-                again._result = out
-                return again
+        key = None if out is None else ("all_reduce", id(x), id(out), id(op), id(algorithm))
+        kept = self._kept_op(key, out)
+        if kept is not None:
+            return kept
         count = self._size("all_reduce", x)
         if out is None:
             out = self.device.empty(x.shape, x.dtype)

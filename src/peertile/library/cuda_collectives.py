@@ -181,9 +181,7 @@ class GpuPlans:
         driver, device, storage = self.heap.device.driver, self.heap.device, t.storage
         device.wait_ticket(driver.fill(device.default_stream.handle, storage.address, byte, 1, storage.nbytes))
 
-    def _view(
-        self, base: SymmetricTensor, dtype: DType, tile: int, programs: int = 0
-    ) -> tuple[SymmetricTensor, int]:  # fmt: skip
+    def _view(self, base: SymmetricTensor, dtype: DType, tile: int, programs: int = 0) -> tuple[SymmetricTensor, int]:
         """Staging as rows of `tile` elements, and the rows of one program, of `programs` (0: all)."""
         key = (base.offset, dtype, tile)
         rows = base.storage.nbytes // (tile * dtype.itemsize)

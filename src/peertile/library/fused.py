@@ -26,7 +26,7 @@ from peertile.library.fused_base import (
     check_tile,
     power_of_two,
 )
-from peertile.library.products import choose_product
+from peertile.library.products import WORTH_A_TAIL, choose_product
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -48,7 +48,6 @@ SENT_IN_A_TILE = 21
 2 inner / 6e12 s an element."""
 HALF_TILE = 0.66
 """Time of a tile of half the columns at the end, in those of a whole one: 60 us of 90, by two H200."""
-WORTH_SMALLER = 0.97
 PAIRED_INNER = 8192
 """Inner extent of a rank from which on two GPUs compute a tile of the other's and one of their own in turn: each tile
 begins anew then, which takes longer than what is on its way meanwhile where tiles are short. Of the product alone two
@@ -95,7 +94,7 @@ def smaller_at_end(
         return max(loads)
 
     best = min(range(min(rows[2], most, 16) + 1), key=longest)
-    return best if longest(best) < WORTH_SMALLER * longest(0) else 0
+    return best if longest(best) < WORTH_A_TAIL * longest(0) else 0
 
 
 class FusedProducts(FusedBase):

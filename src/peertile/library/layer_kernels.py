@@ -84,6 +84,14 @@ def softmax(z: T.Exclusive, x: T.Shared) -> None:
     z.store((weight * (1.0 / T.sum(weight, axis=1, keepdims=True))).astype(z.dtype))
 
 
+def row_with(x: Any, residual: Any, z: Any, is_added: bool) -> Any:
+    """x + residual as f32, where the tile of z is."""
+    row = x.load_like(z).astype(T.f32)
+    if is_added:
+        row = row + residual.load_like(z).astype(T.f32)
+    return row
+
+
 @kernel
 def layer_norm(
     z: T.Exclusive, x: T.Shared, residual: T.Shared, gain: T.Shared, bias: T.Shared, epsilon: T.f32,
@@ -91,9 +99,7 @@ def layer_norm(
 ) -> None:  # fmt: skip
     """z = (u - mean u) / √(var u + ε) · gain + bias of each row of u = x + residual; two passes, for precision."""
     W = z.tile_shape[1]
-    row = x.load_like(z).astype(T.f32)
-    if ADDED:
-        row = row + residual.load_like(z).astype(T.f32)
+    row = row_with(x, residual, z, ADDED)
     width = z.shape[1]
     scale = 1.0 / width.astype(T.f32)
     off = row - T.sum(row, axis=1, keepdims=True) * scale
@@ -112,14 +118,10 @@ def rms_norm(
 ) -> None:  # fmt: skip
     """z = u / √(mean u² + ε) · gain of each row of u = x + residual. AGAIN: a row is loaded twice, the second time from
     a cache, and not held meanwhile."""
-    row = x.load_like(z).astype(T.f32)
-    if ADDED:
-        row = row + residual.load_like(z).astype(T.f32)
+    row = row_with(x, residual, z, ADDED)
     mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
     if AGAIN:
-        row = x.load_like(z).astype(T.f32)
-        if ADDED:
-            row = row + residual.load_like(z).astype(T.f32)
+        row = row_with(x, residual, z, ADDED)
     out = row * T.rsqrt(mean + epsilon) * gain.load((0,), (z.tile_shape[1],)).astype(T.f32)
     z.store(out.astype(z.dtype))
 

@@ -119,13 +119,17 @@ def check_epsilon(layer: str, epsilon: Any) -> float:
     return float(epsilon)
 
 
+def _is_f32_on_gpu(z: Tensor) -> bool:
+    return z.device.target is not None and z.dtype.itemsize == 4
+
+
 def _whole_rows(layer: str, z: Tensor) -> Any:
     """A matrix in tiles of whole rows."""
     rows, width = z.shape
     if width > WIDEST_ROW:
         raise ArgumentError(f"{layer}: x: expected rows of at most {WIDEST_ROW} elements, got {width}")
     high = max(1, min(power_of_two(rows), ROW_ELEMENTS // power_of_two(width)))
-    if z.device.target is not None and z.dtype.itemsize == 4 and width >= LONE_ROW:
+    if _is_f32_on_gpu(z) and width >= LONE_ROW:
         high = 1
     return z.partition((high, None))
 
@@ -319,7 +323,7 @@ def rms_norm(
     if not z.size:
         return value(z, device=x.device)
     part = _whole_rows("rms_norm", as_rows("rms_norm", "out", z))
-    again = z.device.target is not None and z.dtype.itemsize == 4 and x.shape[-1] >= AGAIN_FROM
+    again = _is_f32_on_gpu(z) and x.shape[-1] >= AGAIN_FROM
     op = kernels.rms_norm(part, rows, more, gain, epsilon, ADDED=residual is not None, AGAIN=again)
     return op.map(lambda *_: z)
 

@@ -62,6 +62,7 @@ __all__ = [
     "Status",
     "StreamHandle",
     "Ticket",
+    "cannot_share",
     "check_fill",
     "print_records",
 ]
@@ -369,6 +370,12 @@ def check_fill(width: int, count: int) -> None:
         raise ArgumentError(f"count: expected an integer >= 0, got {count}")
 
 
+def cannot_share(what: str, name: str, kind: ShareKind, shares: Sequence[ShareKind]) -> UnsupportedError:
+    """The error of who asks a device for a way to share memory that it does not have."""
+    have = ", ".join(k.value for k in shares)
+    return UnsupportedError(f"{what}: {name} cannot share memory by {kind.value} here; it can by {have}")
+
+
 class DriverDevice(ABC):
     """One open device. Calls are safe from any thread; those on one stream take effect in call order.
 
@@ -427,10 +434,7 @@ class DriverDevice(ABC):
     def create_shared(self, nbytes: int, kind: ShareKind) -> tuple[SegmentHandle, int]:
         """As `create_segment`, to be shared in this one way; UnsupportedError where the device cannot."""
         if kind not in self.capabilities.shares:
-            have = ", ".join(k.value for k in self.capabilities.shares)
-            raise UnsupportedError(
-                f"segment: {self.capabilities.name} cannot share memory by {kind.value} here; it can by {have}"
-            )
+            raise cannot_share("segment", self.capabilities.name, kind, self.capabilities.shares)
         return self.create_segment(nbytes)
 
     def pages(self) -> Pages | str:

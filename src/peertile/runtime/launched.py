@@ -121,10 +121,7 @@ class Launched(Submission):
             stream = self.stream
             if stream.device.driver.is_sound(stream.handle, self.sequence):
                 self.is_finished = True
-                if self.left:
-                    self.release()
-                else:
-                    self.uses, self.kept = (), None
+                self.release()
                 return None
         return super().wait(timeout_s)
 

@@ -93,6 +93,11 @@ class Storage:
         """The leases that are held, of each stream and each way of using the bytes the last."""
         return list(dict.fromkeys(lease for held in list(self.claims.values()) for lease in list(held.values())))
 
+    def wait_done(self) -> None:
+        """Until what holds the leases now has ended; within the bound of a wait."""
+        for lease in self.leases:
+            lease.holder.wait_done()
+
     def borrow(self, start: int, end: int, what: str, site: Site | None) -> Borrow:
         """Note a new view or share of bytes [start, end); it is forgotten when the result is collected."""
         borrow = Borrow(self.address + start, self.address + end, what, site)

@@ -282,11 +282,14 @@ class Word:
 
     def satisfying(self, cmp: Cmp, expected: Any, agent: Agent, site: Site) -> list[int]:
         """The writes that a wait of `agent`, which the newest satisfies, may have read; the newest first."""
-        dtype = self.dtype if not site.signed else SIGNED[self.dtype]
-        writes = self.writes
-        last = len(writes) - 1
+        last = len(self.writes) - 1
         earlier = range(last - 1, self.floor(agent) - 1, -1) if last else ()
-        return [last, *(k for k in earlier if satisfies(cmp, site.seen(writes[k].value), expected, dtype))]
+        return [last, *(k for k in earlier if self._satisfied_by(k, cmp, expected, site))]
+
+    def _satisfied_by(self, k: int, cmp: Cmp, expected: Any, site: Site) -> bool:
+        """Whether the value of write `k`, as `site` sees it, is what a wait is for."""
+        dtype = self.dtype if not site.signed else SIGNED[self.dtype]
+        return satisfies(cmp, site.seen(self.writes[k].value), expected, dtype)
 
     def read(self, k: int, agent: Agent, site: Site) -> Any:
         """A wait that has read write `k`: acquires, and gives the value."""
@@ -302,8 +305,7 @@ class Word:
         k = last
         if rule is Rule.EVENT and cmp is not Cmp.NE and cmp is not Cmp.LE and cmp is not Cmp.LT:
             if self.history is History.CHAIN:
-                dtype = self.dtype if not site.signed else SIGNED[self.dtype]
-                while k > 0 and satisfies(cmp, site.seen(writes[k - 1].value), expected, dtype):
+                while k > 0 and self._satisfied_by(k - 1, cmp, expected, site):
                     k -= 1
                 if 0 < k < last and self.floors:
                     k = max(k, self.floor(agent))  # it has read a later one before, and does not go back

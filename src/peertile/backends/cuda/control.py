@@ -332,11 +332,11 @@ def _keeps_bulk_under_way(e: Emitter, op: ops.For) -> bool:
 
 def _guarded_for(e: Emitter, op: ops.For) -> None:
     """A loop whose trips do nothing once something has failed."""
-    lo, hi, step = op.operands[:3]
+    width = "tl.int64" if tile_of(op.operands[0]).dtype.bits == 64 else "tl.int32"
     name = _declare(e, op.blocks[0].args[0], "k")
-    bounds = ", ".join(_bound(e, v, "tl.int64" if tile_of(lo).dtype.bits == 64 else "tl.int32") for v in (lo, hi, step))
+    bounds = ", ".join(_bound(e, v, width) for v in op.operands[:3])
     with e.w.indented(f"for {name} in tl.range({bounds}):"), e.w.indented("if _alive:"):
-        _bind_counter(e, op, name, "tl.int64" if tile_of(lo).dtype.bits == 64 else "tl.int32")
+        _bind_counter(e, op, name, width)
         _block(e, op.blocks[0])
 
 

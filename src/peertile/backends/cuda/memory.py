@@ -356,12 +356,17 @@ def _is_beside_sent(op: Op) -> bool:
     """Whether the trip that stores this sends a tile to a peer, too: that one stays in shared memory until the link has
     taken it, and there is no room for another beside the buffers of a product."""
     assert op.parent is not None
-    return any(isinstance(x, ops.Store) and isinstance(_source(x.operands[0]).op, ops.PeerView) for x in op.parent.ops)
+    return any(map(_is_sent, op.parent.ops))
 
 
 def is_sent_in_bulk(e: Emitter, op: Op) -> bool:
     """Whether `op` stores a tile in a peer's memory by a bulk copy."""
-    return isinstance(op, ops.Store) and op in e.descriptors and isinstance(_source(op.operands[0]).op, ops.PeerView)
+    return op in e.descriptors and _is_sent(op)
+
+
+def _is_sent(op: Op) -> bool:
+    """Whether `op` stores a tile in a peer's memory."""
+    return isinstance(op, ops.Store) and isinstance(_source(op.operands[0]).op, ops.PeerView)
 
 
 _WORTH_BULK: Final = 128 * 128

@@ -85,12 +85,21 @@ def _round(n: int, to: int) -> int:
 
 def map_anonymous(nbytes: int) -> int:
     """Address of zeroed memory, committed as it is touched; 0 when there is none."""
-    address = _mmap(None, nbytes, _READ_WRITE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        return 0
-    if _LINUX and nbytes >= _HUGE:
+    address = _mapped(None, nbytes, _READ_WRITE, _PRIVATE | _ANONYMOUS | _NORESERVE)
+    if address and _LINUX and nbytes >= _HUGE:
         _madvise(address, nbytes, _MADV_HUGEPAGE)  # a hint: first touch is 9 times faster with huge pages
-    return int(address)
+    return address
+
+
+def _mapped(at: int | None, nbytes: int, rights: int, flags: int, fd: int = -1) -> int:
+    """Address of a mapping; 0 where the system refuses, and errno says why."""
+    address = _mmap(at, nbytes, rights, flags, fd, 0)
+    return 0 if address is None or address == ctypes.c_void_p(-1).value else int(address)
+
+
+def _error() -> OSError:
+    """What the system refused last."""
+    return OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def unmap(address: int, nbytes: int) -> None:
@@ -101,16 +110,16 @@ def place(nbytes: int, *, at: int | None = None, fd: int = -1) -> int:
     """Address of a mapping that nobody may access yet, at `at` if given, in place of what is there: of the file `fd`,
     or of nothing, which only keeps the addresses. OSError."""
     flags = _PRIVATE | _ANONYMOUS | _NORESERVE if fd < 0 else _SHARED
-    address = _mmap(at, nbytes, _NO_ACCESS, flags | (0 if at is None else _FIXED), fd, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(address)
+    address = _mapped(at, nbytes, _NO_ACCESS, flags | (0 if at is None else _FIXED), fd)
+    if not address:
+        raise _error()
+    return address
 
 
 def protect(address: int, nbytes: int, *, is_allowed: bool) -> None:
     """Give or take the right to load and store. OSError."""
     if _mprotect(address, nbytes, _READ_WRITE if is_allowed else _NO_ACCESS):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise _error()
 
 
 class Heap:
@@ -315,12 +324,12 @@ class Segments:
         with self._lock:
             if not segment.mapped:
                 size = _round(segment.nbytes, PAGE)
-                address = _mmap(None, size, _READ_WRITE, _SHARED | _POPULATE, segment.fd, 0)
-                if address is None or address == ctypes.c_void_p(-1).value:
+                address = _mapped(None, size, _READ_WRITE, _SHARED | _POPULATE, segment.fd)
+                if not address:
                     raise AllocationError(
                         f"segment: cannot map {size} bytes: {os.strerror(ctypes.get_errno())}; use a smaller heap"
                     )
-                segment.address, segment.mapped = int(address), size
+                segment.address, segment.mapped = address, size
             return segment.address
 
     def unmap(self, segment: Segment) -> None:

@@ -53,6 +53,7 @@ from peertile.runtime.driver import (
     Status,
     StreamHandle,
     Ticket,
+    cannot_share,
     check_fill,
 )
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError, PointerKind
@@ -358,8 +359,7 @@ class CudaDevice(DriverDevice):
         `default_share`."""
         kind = kind or self.default_share
         if kind not in self.capabilities.shares:
-            have = ", ".join(k.value for k in self.capabilities.shares)
-            raise UnsupportedError(f"segment: {self.name} cannot share memory by {kind.value} here; it can by {have}")
+            raise cannot_share("segment", self.name, kind, self.capabilities.shares)
         with _Using(self):
             segment = _segments.create(self, nbytes, kind)
             return segment, segment.address

@@ -15,12 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 __all__ = ["STREAM_WAITS", "StreamWaits"]
 
 _LONGEST_S: Final = 1e-3
-_T = TypeVar("_T")
 
 
 class StreamWaits:
@@ -40,12 +39,12 @@ class StreamWaits:
         with self._condition:
             self._asked.get(context, []).remove(waiting)
 
-    def begin(self, context: int, make_known: Callable[[], _T]) -> _T:
+    def begin(self, context: int, make_known: Callable[[], None]) -> None:
         """Before a stream waits: `make_known` has `waiting` say so. Not while somebody has the context alone."""
         with self._condition:
             while self._alone[context]:
                 self._condition.wait()
-            return make_known()
+            make_known()
 
     def take(self, context: int) -> bool:
         """Have the context alone, unless a stream waits. Whoever got it has to `give` it."""
