@@ -20,6 +20,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -90,6 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 31)
     os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{secrets.token_hex(8)}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell without job control starts what runs in its background like that, and all that the tests start, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.device == "sim":
         sys.path.insert(0, str(Path(__file__).parent))
         from on_sim import OnSim  # needs greenlet, which a run on GPUs may lack

@@ -187,11 +187,24 @@ def test_a_run_without_an_end_is_not_run_a_hundred_times_to_shrink_it(monkeypatc
     assert (len(ran), str(verdict.replay)) == (1, "--seed 7")
 
 
+def test_nothing_is_raised_in_a_finaliser_which_would_drop_it() -> None:
+    found = []
+
+    class Owner:
+        def __del__(self) -> None:
+            found.append(watch.is_dropped(sys._getframe()))
+
+    Owner()
+    gc.collect()
+    found.append(watch.is_dropped(sys._getframe()))
+    assert found == [True, False]
+
+
 def test_nothing_is_raised_where_the_collector_has_called_which_would_drop_it() -> None:
     found = []
 
     def inner() -> None:
-        found.append(watch.is_collecting(sys._getframe()))
+        found.append(watch.is_dropped(sys._getframe()))
 
     def called(phase, info) -> None:
         inner()

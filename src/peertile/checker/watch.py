@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["HOST_SECONDS", "Watch", "is_collecting"]
+__all__ = ["HOST_SECONDS", "Watch", "is_dropped"]
 
 HOST_SECONDS: Final = 60.0
 """How long one stretch of a host may take."""
@@ -111,15 +111,16 @@ class Watch:
             self._seen, self._looks = count, 0
             return
         self._looks += 1
-        if self._looks >= _LOOKS and not is_collecting(frame):
+        if self._looks >= _LOOKS and not is_dropped(frame):
             self._stuck(frame)
 
 
-def is_collecting(frame: FrameType | None) -> bool:
-    """Whether the collector has called what runs: Python drops what is raised there. A later look will find it."""
+def is_dropped(frame: FrameType | None) -> bool:
+    """Whether Python drops what is raised here: the collector has called what runs, or it is a finaliser. A later look
+    will find it."""
     codes = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    while frame is not None and codes:
-        if frame.f_code in codes:
+    while frame is not None:
+        if frame.f_code in codes or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False
