@@ -13,6 +13,7 @@ The seed is printed at the head and beside each failure; `--seed N` repeats it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -77,6 +78,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--outcomes", type=Path, default=None, help="a line for each test that ends, for tools/runs.py")
     group.addoption("--kernel-cache", default=None, help="where binaries are kept, for several runs of one tree")
     group.addoption("--unseen-first", action="store_true", help="what passed in this device's newest record goes last")
+    group.addoption(
+        "--seen",
+        metavar="OUTCOMES",
+        action="append",
+        help="instead, what passed in this run does, case by case; in several",
+    )
     group.addoption("--seed", type=int, default=None, help="order of the tests and of their random numbers")
     group.addoption("--schedules", type=int, default=0, help="of each case that the checker finds clean, at least")
 
@@ -103,6 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PEERTILE_DEVICE"] = config.option.device
         if config.option.rehearse is not None:
             os.environ["PEERTILE_REHEARSE"] = config.option.rehearse
+    if is_worker(config) or not config.getoption("numprocesses", None):  # where tests run
+        config.pluginmanager.register(Frozen(), "peertile-frozen")
     if config.option.outcomes is not None and not is_worker(config):
         config.pluginmanager.register(Outcomes(config.option.outcomes), "peertile-outcomes")
     if config.option.kernel_cache is not None:
@@ -135,8 +144,8 @@ class Outcomes:
 def pytest_configure_node(node: Any) -> None:
     """Every worker of pytest-xdist has to collect the same order; and with `--gpus N` it sees N of them, by turns."""
     node.workerinput["seed"] = node.config.option.seed
-    wanted, there = node.config.option.gpus, visible_gpus()
-    if wanted is not None and node.config.option.device == "cuda" and wanted < len(there):
+    wanted = node.config.option.gpus
+    if wanted is not None and node.config.option.device == "cuda" and wanted < len(there := visible_gpus()):
         first = int(node.workerinput["workerid"].removeprefix("gw")) * wanted
         node.workerinput["gpus"] = ",".join(there[(first + k) % len(there)] for k in range(wanted))
 
@@ -185,6 +194,8 @@ def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
     if os.environ.get("PEERTILE_REHEARSE"):
         return [str(k) for k in range(REHEARSED)]
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # the driver refuses to start
+        return []
     from peertile.errors import UnsupportedError
     from peertile.runtime.drivers.cuda import CudaDriver  # which makes its own settings before CUDA starts
 
@@ -234,7 +245,14 @@ def left_out(item: pytest.Item, config: pytest.Config) -> bool:
             return True
     elif only_gpu:
         return True
-    return "long" in marks and not ("long" in config.option.markexpr or any("::" in arg for arg in config.args))
+    return "long" in marks and not ("long" in config.option.markexpr or is_named(item, config))
+
+
+def is_named(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether this very test was asked for, be it among whole files."""
+    asked = (arg.partition("::") for arg in config.args)
+    test = item.nodeid.partition("::")[2]
+    return any(name and item.path.name == Path(file).name and test.startswith(name) for file, _, name in asked)
 
 
 def is_quick(config: pytest.Config) -> bool:
@@ -280,11 +298,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def unseen_first(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
     """A run that is cut off has then shown what no run has shown before. Each worker of pytest-xdist begins with a
     piece of the list, so new tests are dealt out over the pieces."""
-    from tools.runs import recorded
+    from tools.runs import passed_cases, recorded
 
-    _, passed = recorded().get(config.option.device, ("", set()))
-    names = {item: (item.nodeid.partition("::")[0], item.name.partition("[")[0]) for item in items}
-    by_turn = sorted(items, key=lambda item: names[item] in passed)
+    if config.option.seen is not None:
+        seen = passed_cases(map(Path, config.option.seen))
+        by_turn = sorted(items, key=lambda item: item.nodeid in seen)
+    else:
+        _, passed = recorded().get(config.option.device, ("", set()))
+        names = {item: (item.nodeid.partition("::")[0], item.name.partition("[")[0]) for item in items}
+        by_turn = sorted(items, key=lambda item: names[item] in passed)
     pieces = int(config.workerinput["workercount"]) if is_worker(config) else 1
     return [item for piece in range(pieces) for item in by_turn[pieces - 1 - piece :: pieces]]
 
@@ -294,6 +316,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     each `gc.collect()` of a test, and each full collection between, walks all of them."""
     gc.collect()
     gc.freeze()
+
+
+class Frozen:
+    """Does the same with what is left behind each file: compiled kernels, above all, of which there are thousands in
+    the end. A `gc.collect()` of a test took seconds there."""
+
+    def __init__(self) -> None:
+        self.file = ""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        file = nodeid.partition("::")[0]
+        if file != self.file:
+            self.file = file
+            gc.collect()
+            gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -310,20 +347,36 @@ def pytest_runtest_makereport(
 def contexts(request: pytest.FixtureRequest) -> Iterator[None]:
     """One of each GPU for the whole run. Ranks that are threads close their devices; the last one to leave a GPU takes
     its context with it, and the next test would wait seconds for another, all the longer as other workers make theirs.
+    Workers make them one after the other: at the same time each takes as long as all, and from some twenty on it fails.
     """
     options = request.config.option
     if options.device != "cuda" or options.rehearse is not None or not visible_gpus():
         yield
         return
-    from peertile.runtime.drivers.cuda_api import CudaApi
+    from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
 
-    api = CudaApi()
-    gpus = [api.device(k) for k in range(api.device_count())]
-    for gpu in gpus:
-        api.retain_context(gpu)
+    api, held = CudaApi(), []
+    with one_worker_at_a_time():
+        for gpu in map(api.device, range(api.device_count())):
+            with contextlib.suppress(CudaError):  # a test that needs it will say so
+                api.retain_context(gpu)
+                held.append(gpu)
     yield
-    for gpu in gpus:
-        api.release_context(gpu)
+    for gpu in held:
+        with contextlib.suppress(CudaError):  # a fault has ended it
+            api.release_context(gpu)
+
+
+@contextlib.contextmanager
+def one_worker_at_a_time() -> Iterator[None]:
+    """The workers of a run share the folder of kernels, so its lock is theirs."""
+    import fcntl
+
+    folder = Path(os.environ["PEERTILE_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".contexts").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,18 @@ def passed(found: Iterable[Case]) -> dict[str, list[str]]:
     return table
 
 
+def passed_cases(paths: Iterable[Path]) -> set[str]:
+    """The test cases, by their whole names, that passed in the last of these runs in which they ran."""
+    last: dict[str, bool] = {}
+    for path in paths:
+        of_run: dict[str, bool] = {}
+        for line in path.read_text().split("\n")[:-1]:
+            said = json.loads(line)
+            of_run[said["test"]] = of_run.get(said["test"], True) and said["outcome"] == "passed"
+        last |= of_run
+    return {name for name, good in last.items() if good}
+
+
 def record(device: str, files: Sequence[Path], facts: dict[str, Any]) -> dict[str, Any]:
     """The record of runs of one tree: `facts` are the keys that every record has, but for the figures."""
     runs = [cases(path) for path in files]

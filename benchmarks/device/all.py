@@ -107,12 +107,13 @@ def about_gpus() -> list[str]:
 def suite(run: Run) -> str | None:
     options = run.options
     rehearse = ["--rehearse", options.rehearse] if options.rehearse else []
+    seen = [f"--seen={path.resolve()}" for path in options.seen]
     status, text = run.do(
         "suite.log",
         [
             sys.executable, "-m", "pytest", "--device", "cuda", "--gpus", str(options.gpus), "-n", str(options.workers),
             "--dist", "worksteal", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark",
-            "--unseen-first",
+            "--unseen-first", *seen,
             "--timeout", str(TEST_S), "-o", f"faulthandler_timeout={GONE_S}", "-o", "faulthandler_exit_on_timeout=true",
             "--seed", str(options.seed), "--kernel-cache", str(run.cache),
             "--outcomes", str(run.out / "suite.outcomes"), "--durations", "25", *rehearse, *options.tests,
@@ -269,6 +270,7 @@ def main() -> int:
     parser.add_argument("--cubins", type=Path, help="kernels that were compiled elsewhere")
     parser.add_argument("--examples", nargs="*", default=EXAMPLES, help="of memcheck")
     parser.add_argument("--rehearse", metavar="ARCH", help="without a GPU: compile for ARCH, run on cpu")
+    parser.add_argument("--seen", nargs="*", type=Path, default=(), help="outcomes of runs whose passes go last")
     parser.add_argument("--tests", nargs="*", default=about_gpus(), help="of the suite; all by default")
     options = parser.parse_args()
     if options.rehearse and not options.parts:

@@ -1,7 +1,7 @@
 """The whole way from a Python function to a binary. Loaded at the first compilation; runs nothing.
 
-frontend (AST -> IR) -> passes, verified after each -> backend -> Binary. The cuda backend is loaded when something
-is compiled for a GPU; triton when it compiles.
+frontend (AST -> IR) -> passes, verified after each that changes something -> backend -> Binary. The cuda backend is
+loaded when something is compiled for a GPU; triton when it compiles.
 """
 
 from __future__ import annotations

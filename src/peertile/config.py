@@ -54,7 +54,7 @@ VARIABLES: Final = (
     Variable("NCCL_NVLS_ENABLE", "0, other", "unset", "0: never, whatever PEERTILE_MULTICAST says"),
     Variable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1, other", "unset", "1: never, likewise"),
     Variable("NVSHMEM_DISABLE_NVLS", "1, other", "unset", "1: never, likewise"),
-    Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass"),
+    Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass that changed the kernel"),
 )
 
 

@@ -33,13 +33,15 @@ from peertile.binding import (
 from peertile.captures import snapshot
 from peertile.errors import ArgumentError, CompileError, LaunchError
 from peertile.ir.types import Type
+from peertile.kept_launch import KeptLaunch
 from peertile.language.annotations import REQUIRED, ConstOf, KernelParam, Role, read_signature
 from peertile.launch import NO_BULK, DeferredLaunchOp, LaunchOp, loaded
-from peertile.recognise import recogniser
+from peertile.recognise import letters, recogniser
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.device import Device
+from peertile.runtime.linking import kinds, when_linked
 from peertile.runtime.registry import current_device
-from peertile.runtime.site import PACKAGE, call_site
+from peertile.runtime.site import OUTSIDE, call_site, is_outside
 from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["Grid", "KernelFunction", "KernelInput", "KernelOutput", "LaunchOp", "Specialization", "kernel"]
@@ -91,6 +93,9 @@ class KernelFunction:
     Raises CompileError (at the first launch of a combination of types) with the source line and a caret.
     """
 
+    # What native code reads (`native_calls.py`) has places of its own; all else is in the dict, as of a function.
+    __slots__ = ("__dict__", "__weakref__", "defaults", "letters", "ready")
+
     def __init__(self, fn: FunctionType, *, unsafe: bool = False) -> None:
         self.fn = fn
         self.unsafe = unsafe
@@ -98,8 +103,10 @@ class KernelFunction:
         self.params = read_signature(fn, unsafe=unsafe)
         self._index = {p.name: k for k, p in enumerate(self.params)}
         self._known = recogniser(self.params)
-        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self.ready: dict[tuple[Any, ...], Ready] = {}
         """What launches found out, by the serials of their arguments, their constants and their grid."""
+        self.letters = None if self._known is None else letters(self.params)
+        self.defaults = tuple(p.default for p in self.params if p.default is not REQUIRED)
         self._specializations: dict[tuple[Any, ...], Specialization] = {}
         self._compile_count = 0
         # Held while a specialisation is compiled, so that concurrent launches compile it once.
@@ -113,19 +120,19 @@ class KernelFunction:
         """By name, as functions are pickled and copied."""
         return self.fn.__qualname__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> LaunchOp:
+    def _called(self, *args: Any, **kwargs: Any) -> LaunchOp:
         key = None
         if self._known is not None:
             try:
                 key, given, uses = self._known(None, *args, **kwargs)
-                ready = self._ready.get(key)
+                ready = self.ready.get(key)
                 if ready is not None and uses[0].storage.device.compiler is ready.compiler:
                     # As the constructor does, without its call: building an op is counted in nanoseconds.
                     op: LaunchOp = _new(LaunchOp)
                     op._spent = False
                     frame = sys._getframe(1)
                     code = frame.f_code
-                    outside = not code.co_filename.startswith(PACKAGE)
+                    outside = is_outside(code.co_filename)
                     op._site = (code, frame.f_lasti) if outside else call_site(2)
                     op.kernel = self
                     op.given = given
@@ -136,6 +143,8 @@ class KernelFunction:
             except (TypeError, AttributeError):  # an argument of another kind, or missing: told below
                 key = None
         return self._op(args, kwargs, None, key)
+
+    __call__ = _called
 
     def _op(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None, key: tuple[Any, ...] | None
@@ -148,9 +157,9 @@ class KernelFunction:
 
     def remember(self, key: tuple[Any, ...], ready: Ready) -> None:
         """Keep what a launch with the same arguments need not find out again."""
-        if len(self._ready) >= _MOST_READY:
-            self._ready.clear()
-        self._ready[key] = ready
+        if len(self.ready) >= _MOST_READY:
+            self.ready.clear()
+        self.ready[key] = ready
 
     def warm_up(self, *args: Any, grid: int | tuple[int, ...] | None = None, **kwargs: Any) -> None:
         """Compile and load for arguments like these, and run nothing. Tensors may be described (`pt.tensor_spec`).
@@ -177,7 +186,7 @@ class KernelFunction:
             if self._known is not None:
                 try:
                     key, given, uses = self._known(full, *args, **kwargs)
-                    ready = self._ready.get(key)
+                    ready = self.ready.get(key)
                     if ready is not None and uses[0].storage.device.compiler is ready.compiler:
                         return LaunchOp(self, given, None, uses, ready)
                 except (TypeError, AttributeError):
@@ -392,6 +401,18 @@ def _number_groups(params: tuple[KernelParam, ...], values: Sequence[Any]) -> di
             if group is not None:
                 found[param.name] = numbers.setdefault(id(group), len(numbers))
     return found
+
+
+def _call_natively() -> None:
+    """Kernels are called in native code from here on, where that can be (`native_calls.py`)."""
+    module: Any = importlib.import_module("peertile.native_calls")
+    method = module.native_call(KernelFunction, KernelFunction._called.__name__, OUTSIDE)
+    if method is not None:
+        KernelFunction.__call__ = method  # type: ignore[method-assign]
+
+
+kinds.launch, kinds.kept, kinds.specialization = LaunchOp, KeptLaunch, Specialization
+when_linked.append(_call_natively)
 
 
 def _ignore(owner: object) -> None:

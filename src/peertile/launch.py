@@ -10,7 +10,7 @@ import math
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from peertile.binding import Bound, Grid, GroupLike, LazyArgument, Ready, Specialization
@@ -35,15 +35,16 @@ from peertile.runtime.argument import Use, pack_words
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
+from peertile.runtime.future import DeviceFuture, submitted
 from peertile.runtime.launched import Launched
 from peertile.runtime.lease import Lease
+from peertile.runtime.linking import LinkCode
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.site import Site, call_site
-from peertile.runtime.standing import Standing
 from peertile.runtime.stream import Stream, check_stream
 from peertile.source import Loc
 
-__all__ = ["NO_BULK", "DeferredLaunchOp", "KeptLaunch", "Kernel", "LaunchOp", "loaded"]
+__all__ = ["NO_BULK", "DeferredLaunchOp", "Kernel", "LaunchOp", "loaded"]
 
 
 class Kernel(Protocol):
@@ -78,6 +79,7 @@ _TRY_NS = 500_000
 _MOST_BRIEF_NS = 20_000
 """What a launch takes whatever its kernel does, at most: on a GPU, where both ways cross a bus, about 16 us."""
 _UNKNOWN_NS = 1 << 62
+_DONE = int(LinkCode.DONE)
 
 
 class LaunchOp(DeviceOp[tuple[Any, ...]]):
@@ -165,6 +167,19 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             return int(spec.ns_per_program * n0 * n1 * n2) - min(self.device.brief_ns, _MOST_BRIEF_NS)
         return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
 
+    def __await__(self) -> Generator[Any, Any, tuple[Any, ...]]:
+        # As any operation does, without its calls, where it is known to be brief: see `is_brief`, `_expected_ns`.
+        ready, settings = self._ready, config()
+        if ready is not None and self._bound is None and not self._spent and execution.inside is None:
+            ns = ready.spec.ns_per_program
+            if ns is not None and settings.host_sync is None and not ready.spec.binary.waits:
+                n0, n1, n2 = ready.prepared.grid
+                expected = ns * n0 * n1 * n2 - min(self.uses[0].storage.device.brief_ns, _MOST_BRIEF_NS)
+                if settings.spin_budget_us > 0 and expected <= settings.spin_budget_us * 1000:
+                    self._spent = True
+                    return self._awaited()
+        return super().__await__()
+
     def _took(self, ns: int) -> None:
         spec = self.kernel.known(self.bound) if self._ready is None else self._ready.spec
         if spec is not None:
@@ -206,6 +221,14 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
             return super()._submitted(stream)
         return self.submitted_at(stream, self._site), self.given
 
+    def submit(self, stream: Stream | None = None) -> DeviceFuture[tuple[Any, ...]]:
+        """Enqueue on `stream` (default: the device's policy says which) and return at once."""
+        if type(stream) is not Stream or self._spent or execution.inside is not None or stream.recording is not None:
+            return super().submit(stream)
+        # As any operation does, without its calls.
+        self._spent = True
+        return submitted(self.submitted_at(stream, self._site), self.given, stream)
+
     def submitted_at(self, stream: Stream, site: Site | None) -> ExecutionContext | Launched:
         """Enqueue on a stream of its device that is not being captured; `site` made it. For whoever keeps a launch and
         submits it again and again: it is not spent by this."""
@@ -215,12 +238,26 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         ready = self._ready
         if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
             ready = self._ready = self._made_ready()
+        driver = stream.device.driver
+        links = driver.links
         launched = Launched(self.kernel.name, stream, site, self.uses, ready.maker)
         stream.admit(launched)
-        device = stream.device
         try:
-            device.leases.claim(launched)
-            launched.sequence = device.driver.enqueue(stream.handle, ready.prepared, ready.args)
+            code = 0 if links is None else links.post(launched, self)
+            if code == _DONE:
+                return launched
+            if code == LinkCode.LOOK:
+                driver.linked(stream.handle)
+                return launched
+            if code == LinkCode.REFUSED:
+                device = self.device
+                if device is not stream.device:
+                    raise ArgumentError(
+                        f"{self.name}: expected a stream of {device.name}, got {stream.name} of {stream.device.name}; "
+                        "run it on its own device"
+                    )
+                device.leases.claim(launched)
+            launched.sequence = driver.enqueue(stream.handle, ready.prepared, ready.args)
         except BaseException:
             launched.abandon()
             raise
@@ -309,81 +346,13 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         return self.given
 
 
-class KeptLaunch:
-    """A launch that its owner keeps and runs again and again: what `sync_on` finds out anew each time is kept, too."""
-
-    __slots__ = ("_standing", "launch")
-
-    def __init__(self, launch: LaunchOp) -> None:
-        self.launch = launch
-        self._standing: Standing | None = None
-
-    def run(self, stream: Stream, site: Site | None) -> None:
-        """As `sync_on` of a new launch with these arguments, made at `site`. The stream is not being captured."""
-        launch, standing = self.launch, self._standing
-        bound = launch.bound
-        if standing is None or standing.lease.stream is not stream:
-            standing = self._standing = Standing(launch.kernel.name, stream, bound.uses)
-        group = bound.group
-        if group is not None:
-            group.check()
-        ready = launch._prepare()
-        if not standing.enter(site):
-            launch._site = site
-            launch._run_to_end(stream)
-            return
-        try:
-            record = bound.device.driver.run_prepared(stream.handle, ready.prepared, ready.args)
-        except BaseException:
-            # Interrupted, the launch may go on in its stream: it owns what it uses until that is over.
-            self._standing = None
-            context = ExecutionContext(launch.kernel.name, stream, on_caller=True)
-            context.leases.append(standing.lease)
-            context.retain(ready.maker)
-            context.abandon()
-            raise
-        if not standing.leave():
-            self._standing = None
-        if record is not None:
-            raise _explain(record, *ready.maker[1:])
-
-    def submitted(self, stream: Stream, site: Site | None) -> ExecutionContext | Launched:
-        """As `LaunchOp.submitted_at`: launches that follow each other share one lease, as long as nobody else uses what
-        they do, and each keeps it until it is over."""
-        launch, standing = self.launch, self._standing
-        bound = launch._bound or launch.bound
-        if standing is None or standing.lease.stream is not stream:
-            standing = self._standing = Standing(launch.kernel.name, stream, bound.uses)
-        group = bound.group
-        if group is not None:
-            group.check()
-        ready = launch._ready
-        if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
-            ready = launch._ready = launch._made_ready()
-        if not standing.enter(site):
-            return launch.submitted_at(stream, site)
-        launched = Launched(launch.kernel.name, stream, site, bound.uses, ready.maker)
-        launched.kept = standing
-        stream.admit(launched)
-        try:
-            launched.sequence = stream.device.driver.enqueue(stream.handle, ready.prepared, ready.args)
-        except BaseException:
-            self._standing = None  # it may have been enqueued: it keeps the lease until the stream is behind that
-            launched.abandon()
-            standing.under_way(max(launched.sequence, 0))
-            raise
-        # As `under_way` does.
-        lease = standing.lease
-        lease.sequence = launched.sequence
-        lease.active = False
-        return launched
-
-
 class DeferredLaunchOp(LaunchOp):
     """A launch with arguments that are operations themselves: bound when they have run, on the same stream."""
 
     __slots__ = ("_args", "_grid", "_kwargs")
     _enter = DeviceOp._enter
+    submit = DeviceOp.submit
+    __await__ = DeviceOp.__await__
 
     def __init__(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Grid | None) -> None:
         self._spent = False

@@ -14,7 +14,7 @@ from typing import Any
 from peertile.language.annotations import REQUIRED, KernelParam, Role
 from peertile.runtime.tensor import Partition, Tensor
 
-__all__ = ["Recogniser", "recogniser"]
+__all__ = ["CONST", "EXCLUSIVE", "SCALAR", "SHARED", "Recogniser", "letters", "recogniser"]
 
 Recogniser = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...], Any]]
 """(grid, *arguments) to (key, arguments in order, uses of storage)."""
@@ -22,6 +22,16 @@ Recogniser = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...], Any]]
 _OURS = "pt__"
 """Begins the names in the function that are no parameters."""
 _ROLES = frozenset({Role.SHARED, Role.EXCLUSIVE, Role.SCALAR, Role.CONST})
+
+
+SHARED, EXCLUSIVE, SCALAR, CONST = b"SEnc"
+"""Letters of the plain kinds of parameters, for native code."""
+_LETTERS = {Role.SHARED: SHARED, Role.EXCLUSIVE: EXCLUSIVE, Role.SCALAR: SCALAR, Role.CONST: CONST}
+
+
+def letters(params: Sequence[KernelParam]) -> bytes:
+    """The letter of each parameter of a kernel that has a recogniser."""
+    return bytes(_LETTERS[p.role] for p in params)
 
 
 def _number(value: Any) -> Any:

@@ -8,7 +8,7 @@ from peertile.memory_model import Cmp, Order, Rmw
 from peertile.sim.runs import Case
 from peertile.sim.scripts import Cell, script_case
 
-__all__ = ["CERTAIN", "STEERED", "rate"]
+__all__ = ["CERTAIN", "STEERED", "finds", "rate"]
 
 RACY = Path(__file__).parents[2] / "examples" / "racy"
 
@@ -22,6 +22,11 @@ def example(name: str) -> Case:
 def rate(case: Case, seeds: int, first: int = 0) -> float:
     """The share of single schedules that end in a fault."""
     return sum(case.run(seed=first + k).verdict is not None for k in range(seeds)) / seeds
+
+
+def finds(case: Case, seeds: int, first: int) -> bool:
+    """Whether one of so many schedules ends in a fault; those behind it are not run."""
+    return any(case.run(seed=first + k).verdict is not None for k in range(seeds))
 
 
 def counter_barrier() -> Case:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 import weakref
+from collections import OrderedDict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from typer.testing import CliRunner
 
 import peertile as pt
 import peertile.language as T
+from peertile.checker import program as checked
 from peertile.checker.check import check
 from peertile.checker.program import CannotCheck, ProgramCase
 from peertile.cli.check import check as check_command
 from peertile.errors import ArgumentError
+from peertile.sim.choices import RandomChooser
 from peertile.sim.verdicts import VerdictKind, read_choices
 from peertile.testing.check import assert_clean, assert_reports
+from peertile.testing.fences import copy_kernel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -68,6 +72,25 @@ def two_ranks(group) -> None:
 def test_a_function_of_the_group_is_checked() -> None:
     report = assert_clean(two_ranks, 2, schedules=50)
     assert report.exploration.schedules == 50
+
+
+def test_a_kernel_that_is_checked_again_is_compiled_once(monkeypatch) -> None:
+    made = []
+    compile_function = checked.compile_function
+
+    def counted(fn, name, *arguments):
+        made.append(name)
+        return compile_function(fn, name, *arguments)
+
+    monkeypatch.setattr(checked, "compile_function", counted)
+    monkeypatch.setattr(checked, "_kept", OrderedDict())
+    for seed in range(3):
+        assert check(two_ranks, 2, schedules=1, seed=seed).clean
+    assert made == ["exchange"]
+    for _ in range(2):  # mutants are of their case alone
+        assert ProgramCase(two_ranks, 2, change=copy_kernel).run(RandomChooser(0)).verdict is None
+    assert check(two_ranks, 2, schedules=1).clean
+    assert made == ["exchange"] * 3
 
 
 @pytest.mark.slow
@@ -420,12 +443,26 @@ def test_the_command_prints_json_and_replays() -> None:
 # ---------------------------------------------------------------- the correct examples
 
 
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
 @pytest.mark.slow
 @pytest.mark.feature("C1", "sim")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", NAMES)
 def test_correct_examples_are_silent(name: str, ranks: int) -> None:
-    report = check(EXAMPLES / f"{name}.py", ranks, schedules=50)
+    """On many schedules: the test below, and benchmarks/many_schedules.py, whose record has 1,000 of each."""
+    report = check(EXAMPLES / f"{name}.py", ranks, schedules=10)
+    assert report.clean, str(report)
+    assert report.exploration.unconfirmed == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_correct_examples_are_silent_on_a_hundred_schedules(name: str, ranks: int) -> None:
+    report = check(EXAMPLES / f"{name}.py", ranks, schedules=100)
     assert report.clean, str(report)
     assert report.exploration.unconfirmed == 0
 

@@ -49,7 +49,7 @@ def test_signals_between_hosts_kernels_and_copies_take_few_runs() -> None:
     assert report.statement().startswith(f"all schedules: {report.exploration.schedules} runs cover every order")
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])  # `bench checker` runs 2 as well
 @pytest.mark.feature("C1", "sim")
 @pytest.mark.feature("C8", "sim")
 def test_the_handshake_of_two_ranks_is_right_in_every_schedule(rounds: int) -> None:

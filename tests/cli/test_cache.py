@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from peertile import config as settings
 from peertile.cli import cache as command
-from peertile.cli.main import app
+from peertile.cli.main import app_of
 from peertile.errors import ArgumentError
 
 
@@ -28,7 +28,7 @@ def use(monkeypatch, folder):
 
 
 def run(*arguments, **options):
-    return CliRunner().invoke(app, ["cache", *arguments], **options)
+    return CliRunner().invoke(app_of(["cache"]), ["cache", *arguments], **options)
 
 
 def test_list(folder):

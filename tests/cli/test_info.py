@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 import peertile as pt
 from peertile.cli import info
-from peertile.cli.main import app
+from peertile.cli.main import app_of
 from peertile.config import VARIABLES
 
 
 def test_json_holds_everything(monkeypatch, tmp_path):
     monkeypatch.setenv("PEERTILE_CACHE_MAX_MB", "512")
-    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app_of(["info"]), ["info", "--json"]).stdout)
     assert found.keys() == {"platform", "python", "packages", "cpu", "cache", "environment", "probes"}
     assert [variable["name"] for variable in found["environment"]] == [variable.name for variable in VARIABLES]
     now = {variable["name"]: variable["value"] for variable in found["environment"]}
@@ -27,7 +27,7 @@ def test_json_holds_everything(monkeypatch, tmp_path):
 
 
 def test_tables_name_what_works_and_why_not():
-    out = CliRunner().invoke(app, ["info"], env={"COLUMNS": "200"}).stdout
+    out = CliRunner().invoke(app_of(["info"]), ["info"], env={"COLUMNS": "200"}).stdout
     assert "not part of this version" in out
     assert all(variable.name in out for variable in VARIABLES)
 
@@ -36,14 +36,14 @@ def test_tables_show_brackets(monkeypatch):
     found = info.collect()
     found["probes"] = [{"name": "a [/b]", "works": False, "why": "pip install 'peertile[cuda]'"}]
     monkeypatch.setattr(info, "collect", lambda: found)
-    out = CliRunner().invoke(app, ["info"], env={"COLUMNS": "200"}).stdout
+    out = CliRunner().invoke(app_of(["info"]), ["info"], env={"COLUMNS": "200"}).stdout
     assert "│ a [/b] │ no    │ pip install 'peertile[cuda]' │" in out
 
 
 @pytest.mark.cuda
 @pytest.mark.feature("D6", "cuda")
 def test_of_gpus_it_names_each_and_how_memory_gets_from_one_to_another():
-    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app_of(["info"]), ["info", "--json"]).stdout)
     probes = {probe["name"]: probe for probe in found["probes"]}
     device = pt.current_device()
     assert probes["cuda"]["works"]

@@ -579,7 +579,8 @@ def test_a_rank_that_comes_twice_is_refused(tmp_path):
     port = free_port()
     job = torchrun(path, 2, port)
     assert [process.stdout.readline() for process in job] == ["in\n", "in\n"]
-    found = ends(torchrun(path, 2, port, only=1) + job)
+    # Rank 0 last: once it has ended it waits for the others, whose input ends when they are waited for.
+    found = ends(torchrun(path, 2, port, only=1) + job[::-1])
     assert last_line(found[0][2]) == (
         f"peertile.errors.SymmetryError: rank 1 cannot join: rank 1 has joined this job already as process {job[1].pid}"
     )

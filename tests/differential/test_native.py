@@ -24,7 +24,7 @@ from peertile.testing.programs import differences, random_kernel
 pytestmark = pytest.mark.any_device
 
 CHUNKS = 10
-SUITE = 300
+SUITE = 160
 DRAWN = 1200
 """Programs of the table of draws; the rarest of its rows stand in one of a few hundred."""
 LONG = 10_000

@@ -78,8 +78,7 @@ def scattered_product(
     rows, inner = list(rows)[: group.size], list(inner)[: group.size]
     first = sum(rows[: group.rank])
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
-        if not in_pairs:
-            products._paired_inner = 1 << 40
+        products._in_pairs = in_pairs
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, sum(rows), inner, columns)
             out = poisoned((rows[group.rank], columns), dtype)

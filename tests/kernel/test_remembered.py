@@ -31,7 +31,7 @@ def tensors(n=8):
 
 def launched(kernel):
     """How many launches a kernel remembers."""
-    return len(kernel._ready)
+    return len(kernel.ready)
 
 
 @pytest.mark.feature("H2", "cpu")

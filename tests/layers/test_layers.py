@@ -176,6 +176,48 @@ def test_rms_norm_of_rows(rng, shape, is_added, dtype):
     close(out, u / np.sqrt((u * u).mean(-1, keepdims=True) + 1e-6) * g, dtype, factor=4)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(9, 2048), (5, 8192)])
+def test_wide_rows_of_f32_are_folded_by_as_many_warps_as_are_fast(rng, rows, width):
+    (x, a), (gain, g) = made(rng, (rows, width), pt.f32), made(rng, (width,), pt.f32)
+    e = np.exp(a - a.max(1, keepdims=True))
+    close(softmax(x, out=poisoned((rows, width), pt.f32)).sync(), e / e.sum(1, keepdims=True), pt.f32)
+    out = rms_norm(x, gain, out=poisoned((rows, width), pt.f32)).sync()
+    close(out, a / np.sqrt((a * a).mean(1, keepdims=True) + 1e-6) * g, pt.f32, factor=4)
+
+
+@pytest.mark.parametrize("dtype", [pt.bf16, pt.f16], ids=str)
+def test_rms_norm_of_long_rows_of_16_bits(rng, dtype):
+    (x, a), (gain, g) = made(rng, (3, 16384), dtype), made(rng, (16384,), dtype)
+    out = rms_norm(x, gain, out=poisoned((3, 16384), dtype)).sync()
+    close(out, a / np.sqrt((a * a).mean(1, keepdims=True) + 1e-6) * g, dtype, factor=4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "gain", "is_added", "again"),
+    [
+        (pt.f32, 2047, pt.f32, False, False),
+        (pt.f32, 2048, pt.f32, True, True),
+        (pt.bf16, 8192, pt.bf16, False, False),
+        (pt.bf16, 16000, pt.f16, False, True),
+        (pt.f16, 16384, pt.f32, False, False),
+        (pt.bf16, 16384, pt.bf16, True, False),
+        (pt.bf16, 16385, pt.bf16, False, False),
+    ],
+)
+def test_a_gpu_loads_the_rows_twice_that_it_has_no_room_for(monkeypatch, dtype, width, gain, is_added, again):
+    x, g, seen = pt.zeros((2, width), dtype), pt.ones((width,), gain), []
+
+    def kernel(*_, AGAIN, **consts):
+        seen.append(AGAIN)
+        return pt.op.value(x)
+
+    monkeypatch.setattr(layers.kernels, "rms_norm", kernel)
+    for target in ("sm_90", None):
+        monkeypatch.setattr(x.device, "target", target)
+        rms_norm(x, g, residual=x if is_added else None)
+    assert seen == [again, False]
+
+
 @pytest.mark.parametrize("is_added", [False, True], ids=["alone", "added"])
 def test_rms_norm_of_a_row_that_is_loaded_twice_is_the_same(rng, is_added):
     (x, a), (r, b), (gain, g) = made(rng, (7, 100), pt.f32), made(rng, (7, 100), pt.f32), made(rng, (100,), pt.f32)

@@ -77,7 +77,7 @@ def test_all_reduce_of_symmetric_tensors_quickly():
 @pytest.mark.feature("A1", "cpu")
 @pytest.mark.slow
 @pytest.mark.gpus("n")
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 6, 7, 8))])
+@pytest.mark.parametrize("n", [1, 2, 3, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 5, 6, 7, 8))])
 def test_gather_scatter_all_to_all_broadcast_and_reduce(n):
     assert all(spawn(ranks.moves, n, ranks.COUNTS if n == 3 else (1000,)))
 
@@ -168,7 +168,7 @@ def test_several_communicators_side_by_side():
 @pytest.mark.gpus("n")
 @pytest.mark.parametrize("n", [2, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_random_collectives_with_random_stalls(n, seed):
-    assert all(spawn(ranks.stress, n, seed, 120))
+    assert all(spawn(ranks.stress, n, seed, 60))
 
 
 @pytest.mark.long

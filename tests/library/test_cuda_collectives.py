@@ -15,9 +15,18 @@ def spawn(function, ranks, *args):
     return pt.spawn(function, ranks, args, model=pt.RankModel.THREADS, timeout_s=100)
 
 
+def dealt(dtypes):
+    """Pairs of ranks and dtype: in the suite each dtype and each number of ranks once, in the long tier the others. Some
+    hundred kernels are compiled for each pair, and what a dtype changes in them does not depend on the ranks."""
+    pairs = [(ranks, dtype) for ranks in (1, 2, 3) for dtype in dtypes]
+    return [
+        pytest.param(*pair, marks=[pytest.mark.long] * (k % len(dtypes) % 3 != pair[0] - 1))
+        for k, pair in enumerate(pairs)
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "i32"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "dtype"), dealt(["f32", "bf16", "f16", "i32"]))
 def test_every_collective_in_every_shape(ranks, dtype, seed):
     assert all(spawn(gpu_plan_ranks.everything, ranks, dtype, (2, 64, 1000, 5002, 5008), seed))
 
@@ -50,8 +59,7 @@ def test_words_are_the_bytes_of_a_tensor():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "dtype"), dealt(["f64", "bf16", "f32"]))
 def test_a_communicator_takes_any_count_place_and_type(ranks, dtype, seed):
     assert all(spawn(gpu_plan_ranks.through_the_communicator, ranks, dtype, seed))
 

@@ -25,6 +25,19 @@ def quick_first(name, orders):
     return pytest.mark.parametrize(name, values, ids=[o.value for o in orders])
 
 
+def alone_and_together(orders):
+    """Three ranks with each order, and one alone with the first: with the others in the long tier."""
+    pairs = [(order, ranks) for ranks in (1, 3) for order in orders]
+    marks = {
+        **{(order, 1): [pytest.mark.slow, pytest.mark.long] for order in orders[1:]},
+        **{(order, 3): [pytest.mark.slow] for order in orders[1:]},
+        (orders[0], 1): [pytest.mark.slow],
+    }
+    return pytest.mark.parametrize(
+        ("order", "ranks"), [pytest.param(*p, id=f"{p[0].value}-{p[1]}", marks=marks.get(p, ())) for p in pairs]
+    )
+
+
 def rows(table):
     """(dtype, reduction) of a table in the words of the language: an addition of floats is written T.add."""
     return [
@@ -45,8 +58,7 @@ def spawn(function, ranks, *args):
 @pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
-@quick_first("order", LOADS)
+@alone_and_together(LOADS)
 def test_every_load_reduce(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(LOAD_REDUCTIONS)]
     assert all(spawn(mr.load_reduces, ranks, cases, seed))
@@ -58,8 +70,7 @@ def test_every_load_reduce(ranks, order, seed):
 @pytest.mark.feature("M2", "cuda")
 @pytest.mark.feature("M6", "cpu")
 @pytest.mark.feature("M6", "cuda")
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
-@quick_first("order", UPDATES)
+@alone_and_together(UPDATES)
 def test_every_reduction_into_the_members(ranks, order, seed):
     cases = [(name, rmw, order) for name, rmw in rows(REDUCTIONS)]
     assert all(spawn(mr.reduces, ranks, cases, seed))

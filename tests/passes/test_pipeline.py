@@ -7,6 +7,7 @@ from peertile.ir import ops
 from peertile.ir.core import walk
 from peertile.ir.text import parse_kernel, print_kernel
 from peertile.ir.verify import verify
+from peertile.passes import pipeline
 from peertile.passes.pipeline import run_pipeline
 
 ALL = """kernel @k(%s: signal, %b: barrier, %o: counter, %box: mailbox<f32[4], depth=2>, %x: view<f32, 1, read>,
@@ -35,6 +36,21 @@ def test_pipeline_leaves_primitive_ops_with_known_bounds_and_facts() -> None:
 def test_pipeline_leaves_a_simplified_kernel_as_it_is() -> None:
     once = print_kernel(run_pipeline(parse_kernel(ALL)))
     assert print_kernel(run_pipeline(parse_kernel(once))) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        # In the beginning, with bounds, simplified: what expands and what only writes facts down leaves it as it is.
+        ("kernel @k(%x: view<f32, 1, read>, %i: i64) { %t = load(%x, %i) : f32[4] return() }", 3),
+        ("kernel @k(%s: signal, %i: i64) { notify(%s, %i) return() }", 4),
+    ],
+)
+def test_a_kernel_is_verified_again_when_a_pass_has_changed_it(text: str, looks: int, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(pipeline, "verify_kernel", lambda kernel, **options: calls.append(verify(kernel, **options)))
+    run_pipeline(parse_kernel(text))
+    assert len(calls) == looks
 
 
 def test_wrong_ir_is_refused_at_the_start() -> None:

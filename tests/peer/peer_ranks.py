@@ -265,15 +265,25 @@ def times_out(group):
     return seen
 
 
-def dies(group, victim):
-    """Rounds without end, until `victim` kills itself."""
+def dies(group, victim, folder):
+    """Rounds without end, until `victim` kills itself. Each of the others leaves in `folder` how many seconds later it
+    heard of it."""
+    killed = os.path.join(folder, "killed")
     with pt.SymmetricHeap(group, size_bytes=8 << 20) as heap:
         box = heap.mailbox(tile=256, dtype=pt.f32, programs=4)
         x, y = pt.asarray(vector(group.rank, 4096)), pt.empty((4096,), pt.f32)
         for k in range(100_000):
             if group.rank == victim and k == 20:
+                with open(killed, "w") as file:
+                    file.write(repr(time.monotonic()))
                 os.kill(os.getpid(), signal.SIGKILL)
-            box_sum(y.partition(256).persistent(programs=4), x, box).sync()
+            try:
+                box_sum(y.partition(256).persistent(programs=4), x, box).sync()
+            except PeertileError:
+                now = time.monotonic()
+                with open(killed) as file, open(os.path.join(folder, str(group.rank)), "w") as told:
+                    told.write(repr(now - float(file.read())))
+                raise
 
 
 def two_in_flight(group):

@@ -1,7 +1,5 @@
 """Symmetric heap, signals, counters, barriers and mailboxes on native ranks: processes and threads."""
 
-import time
-
 import numpy as np
 import peer_ranks
 import pytest
@@ -158,13 +156,14 @@ def test_wait_timeout_names_rank_program_line_slot_expected_and_seen(monkeypatch
 @pytest.mark.slow
 @pytest.mark.gpus("ranks")
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_killed_rank_is_named_within_five_seconds(ranks):
-    begin = time.monotonic()
+def test_killed_rank_is_named_within_five_seconds(ranks, tmp_path):
     with pytest.raises(PeerFailed) as caught:
-        spawn(peer_ranks.dies, ranks, 1, model=pt.RankModel.PROCESSES)
+        spawn(peer_ranks.dies, ranks, 1, str(tmp_path), model=pt.RankModel.PROCESSES)
     assert caught.value.rank == 1
     assert "SIGKILL" in caught.value.cause
-    assert time.monotonic() - begin < 5 + 10  # five from the death; starting processes comes before
+    # From the death to the error: how long processes take to start and to end is not the ranks' doing.
+    late = {rank: float((tmp_path / str(rank)).read_text()) for rank in range(ranks) if rank != 1}
+    assert max(late.values()) < 5
 
 
 @pytest.mark.sentence("MM-46")

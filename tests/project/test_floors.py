@@ -93,6 +93,16 @@ def test_import_peertile_brings_nothing_heavy() -> None:
     assert sorted(NEVER_ON_IMPORT & set(done.stdout.split())) == []
 
 
+def test_the_command_loads_what_was_asked_for_and_no_more() -> None:
+    heavy = ("peertile.checker", "peertile.sim", "peertile.compiler", "peertile.backends.cuda", "peertile.cli.bench")
+    code = (
+        "import sys; from peertile.cli.main import app_of; app_of(['run'])\n"
+        f"print([name for name in sys.modules if name.startswith({heavy})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_architecture_shows_the_floors_as_they_are() -> None:
     assert f"```text\n{floors.table()}\n```" in (ROOT / "ARCHITECTURE.md").read_text()
 

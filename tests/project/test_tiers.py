@@ -1,5 +1,6 @@
 """What tests/conftest.py promises: tiers deselect and never skip, the seed repeats a run, nothing is left behind."""
 
+import json
 import os
 import re
 import shutil
@@ -36,7 +37,9 @@ def test_leaves_a_process():
 def tree(tmp_path) -> Path:
     """A project of its own with our conftest and our options."""
     (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    text = (ROOT / "tests" / "conftest.py").read_text()
+    assert "GRACE_S = 5.0" in text
+    (tmp_path / "tests" / "conftest.py").write_text(text.replace("GRACE_S = 5.0", "GRACE_S = 0.5"))  # waited out below
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "tests" / "test_them.py").write_text(TESTS)
     return tmp_path
@@ -44,6 +47,7 @@ def tree(tmp_path) -> Path:
 
 def pytest_run(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PEERTILE_TEST", "PYTEST"))}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])  # for what conftest takes from tools
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60, check=False)
 
@@ -66,6 +70,7 @@ QUIETLY = ("-k", "not leaves and not seed")
         (("--device", "cuda"), {"gpu", "two_gpus"}),
         (("--device", "cuda", "-m", "cuda"), {"gpu"}),
         (("tests/test_them.py::test_long",), {"long"}),
+        (("tests/test_them.py::test_quick", "tests"), {"quick", "slow", "marked"}),
     ],
     ids=lambda value: " ".join(value) or "suite" if isinstance(value, tuple) else "",
 )
@@ -129,3 +134,22 @@ def test_the_quick_tier_draws_a_few_cases_of_a_test_with_many_by_the_seed(tree) 
     assert runs[0] == runs[1] != runs[2]
     assert "22 passed" in pytest_run(tree).stdout
     assert "20 passed" in pytest_run(tree, *quick, "-k", "many").stdout  # asked for by name: all of them
+
+
+@pytest.mark.slow
+def test_what_passed_in_runs_that_are_named_goes_last_case_by_case(tree) -> None:
+    (tree / "tests" / "test_them.py").write_text(
+        'import pytest\n@pytest.mark.parametrize("n", range(6))\ndef test_case(n): ...\n'
+    )
+    for run, told in (
+        ("one", {0: "passed", 1: "failed", 3: "passed", 4: "passed"}),
+        ("two", {1: "passed", 4: "failed"}),
+    ):
+        lines = [
+            json.dumps({"test": f"tests/test_them.py::test_case[{n}]", "when": "call", "outcome": outcome})
+            for n, outcome in told.items()
+        ]
+        (tree / run).write_text("".join(f"{line}\n" for line in lines))
+    done = pytest_run(tree, "--unseen-first", "--seen=one", "--seen=two")
+    order = [int(n) for n in re.findall(r"test_case\[(\d)\] PASSED", done.stdout)]
+    assert (set(order[:3]), set(order[3:])) == ({2, 4, 5}, {0, 1, 3}), done.stdout + done.stderr

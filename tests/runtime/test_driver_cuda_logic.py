@@ -929,3 +929,23 @@ def test_launches_that_tell_follow_each_other_without_markers(fake, monkeypatch)
         assert most - 10 < fake.calls.count("write_value") - before <= most
         assert device.wait(device.last_ticket(s), 10) is Status.DONE
     device.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        (None, ""),
+        ("", "; CUDA_VISIBLE_DEVICES is '': leave it out, or name GPUs that exist"),
+        ("7", "; CUDA_VISIBLE_DEVICES is '7': leave it out, or name GPUs that exist"),
+    ],
+)
+def test_where_no_gpu_is_left_to_see_that_is_what_is_said(named, told, monkeypatch):
+    nothing = SimpleNamespace(cuInit=lambda flags: (SimpleNamespace(name="CUDA_ERROR_NO_DEVICE"),))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", nothing)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # which it sets
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with pytest.raises(UnsupportedError) as caught:
+        CudaDriver()
+    assert str(caught.value) == f"cuda: expected a GPU, the NVIDIA driver finds none{told}"

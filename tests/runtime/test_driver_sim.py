@@ -20,6 +20,8 @@ def kernels():
 
 
 class TestSim(DriverSuite):
+    REPEATS = 1
+
     @pytest.fixture
     def device(self):
         return SimDriver().open()

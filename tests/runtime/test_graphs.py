@@ -342,3 +342,47 @@ def test_a_stream_that_is_captured_takes_no_other_work(stream):
         scope.record(doubled(x))
     assert errors == ["add: graphs is being captured; end the capture first, or use another stream"]
     assert scope.graph.nodes == 1
+
+
+@pytest.mark.feature("H12", "cpu")
+def test_replays_on_one_stream_share_a_lease_that_others_see(stream, hold, monkeypatch):
+    other = pt.current_device().stream("other")
+    x, z = pt.ones(4, pt.f32), pt.zeros(4, pt.f32)
+    graph = add(z.partition(4), x, x).graph_on(stream, "sums")
+    graph.launch().sync_on(stream)
+    graph.launch().submit(stream).wait(20)
+    table, entered = type(pt.current_device().leases), []
+    claim = table.claim
+    monkeypatch.setattr(table, "claim", lambda self, lease: entered.append(lease.name) or claim(self, lease))
+    for _ in range(3):
+        graph.launch().sync_on(stream)
+        graph.launch().submit(stream).wait(20)
+    assert entered == []
+    with hold(stream):
+        entered.clear()
+        futures = [graph.launch().submit(stream) for _ in range(2)]
+        assert entered == []
+        with pytest.raises(LeaseError) as caught:
+            pt.op.fill(z, 7).submit(other)
+        assert "but sums (replay 10) on graphs (" in str(caught.value)
+        with pytest.raises(LeaseError, match=r"sums \(replay 11\) on other .* but sums \(replay 10\) on graphs"):
+            graph.launch().submit(other)
+    for future in futures:
+        future.wait(20)
+    pt.op.fill(x, 2).sync_on(other)  # between replays the memory is anybody's
+    graph.launch().sync_on(other)
+    graph.launch().sync_on(stream)
+    assert values(z) == [4.0] * 4
+    view = z.view()
+    for run in ("sync_on", "submit"):
+        with pytest.raises(LeaseError, match="but a view of it"):
+            getattr(graph.launch(), run)(stream)
+    del view
+    gc.collect()
+    pt.op.fill(x, 3).sync_on(stream)
+    graph.launch().sync_on(stream)
+    assert values(z) == [6.0] * 4
+    del graph, futures, future, caught
+    gc.collect()
+    pt.live_submissions()
+    assert z.storage.leases == x.storage.leases == []

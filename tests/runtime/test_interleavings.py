@@ -1,4 +1,4 @@
-"""Shared operations and the reactor's slots under a thousand random schedules of their threads.
+"""Shared operations and the reactor's slots under many random schedules of their threads.
 
 The schedules are forced, not hoped for: threads run one at a time, each may stop before every bytecode of the module
 under test, and a seeded generator says whether, and who goes on. The locks of that module are stood in for by ones that stop the
@@ -19,7 +19,7 @@ from peertile.runtime import once, reactor
 from peertile.runtime.driver import Status, Ticket
 from peertile.runtime.drivers.cpu import CpuDriver
 
-SCHEDULES = 1000
+SCHEDULES = [300, pytest.param(5000, marks=pytest.mark.long)]
 MOST_STEPS = 100_000
 
 
@@ -169,18 +169,11 @@ def shared_once(device, streams, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedules", SCHEDULES)
 @pytest.mark.feature("H4", "cpu")
-def test_a_shared_operation_runs_once_in_some_schedules(device):
+def test_a_shared_operation_runs_once_in_every_schedule(device, schedules):
     streams = [device.stream(f"user {k}") for k in range(3)]
-    for seed in range(60):
-        shared_once(device, streams, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.feature("H4", "cpu")
-def test_a_shared_operation_runs_once_in_a_thousand_schedules(device):
-    streams = [device.stream(f"user {k}") for k in range(3)]
-    for seed in range(SCHEDULES):
+    for seed in range(schedules):
         shared_once(device, streams, seed)
 
 
@@ -279,16 +272,10 @@ def slots_kept_apart(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedules", SCHEDULES)
 @pytest.mark.feature("H8", "cpu")
-def test_slots_are_kept_apart_in_some_schedules():
-    for seed in range(60):
-        slots_kept_apart(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.feature("H8", "cpu")
-def test_slots_are_kept_apart_in_a_thousand_schedules():
-    for seed in range(SCHEDULES):
+def test_slots_are_kept_apart_in_every_schedule(schedules):
+    for seed in range(schedules):
         slots_kept_apart(seed)
 
 

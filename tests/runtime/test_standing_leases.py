@@ -9,7 +9,7 @@ import pytest
 import peertile as pt
 import peertile.language as T
 from peertile.errors import LeaseError, UsageError
-from peertile.launch import KeptLaunch
+from peertile.kept_launch import KeptLaunch
 from peertile.runtime.standing import Standing
 
 pytestmark = pytest.mark.any_device

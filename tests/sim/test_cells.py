@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.cells import INITIAL, Record, Shadow, normal_box, read_weak, runs_of, write_weak
+from peertile.sim.memory import AddressSpace, Partitions
 from peertile.sim.sites import Site, Verb
 
 SITE = Site(Verb.READS, "x", 4)
@@ -105,6 +106,16 @@ def test_large_objects_need_no_backing() -> None:
         box = shadow.box(normal_box((1 << 33) * k, (1 << 20,), (4,), 4))
         assert write_weak(box, one.clock, record(one)) is None
     assert shadow.count <= 33
+
+
+@pytest.mark.parametrize(("start", "count"), [(5, (1 << 24) + 5000), (4096, (1 << 24) + 4096), (3, 100)])
+def test_bytes_of_a_large_object_become_zero_and_no_others(start: int, count: int) -> None:
+    made = AddressSpace(Partitions()).make((1 << 24) + 10_077, 0, "x", zeroed=True)
+    made.data[:] = 1
+    made.clear(start, count)
+    assert not made.data[start : start + count].any()
+    assert made.data[:start].all()
+    assert made.data[start + count :].all()
 
 
 @pytest.mark.slow

@@ -103,10 +103,11 @@ def polling_case(plans, gets: list):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("programs", [15, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.feature("C8", "sim")
-def test_leaving_out_polls_in_vain_loses_no_outcome(seed: int, monkeypatch) -> None:
+def test_leaving_out_polls_in_vain_loses_no_outcome(programs: int, seed: int, monkeypatch) -> None:
     random, fewer = Random(seed), 0
-    for _ in range(40):
+    for _ in range(programs):
         plans, gets = random_pollers(random), []
         every, plain = outcomes(polling_case(plans, gets), gets, _Plain, monkeypatch)
         some, runs = outcomes(polling_case(plans, gets), gets, _PATH, monkeypatch)

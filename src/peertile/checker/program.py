@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,15 @@ class _RankGroup(Group):
         super().check()
 
 
+_KEPT: Final = 48
+_kept: Final[OrderedDict[Any, Any]] = OrderedDict()
+"""Kernels made for any case of this process, those used last: what is checked again, with other seeds or on more ranks,
+is compiled once. Nothing of a run is in them, and their key is what a kernel means, with the place of each line."""
+
+
 class SimCompiler:
-    """Compiles kernels for the machine, each once however often ranks and schedules ask. `change` makes mutants."""
+    """Compiles kernels for the machine, each once however often ranks and schedules ask. `change` makes mutants, which
+    no other case sees."""
 
     def __init__(self, change: Callable[[Kernel], Kernel] | None = None) -> None:
         self._change = change
@@ -99,16 +107,27 @@ class SimCompiler:
             return self._make(fn, name, unsafe, types, consts, grid_rank, groups)
         key = (name, unsafe, tuple(types.items()), repr(sorted(consts.items())), grid_rank, repr(groups), parts)
         found = self._made.get(key)
+        if found is None and self._change is None:
+            found = _kept.get(key)
+            if found is not None:
+                _kept.move_to_end(key)
+                self._made[key] = self._noted(found)
         if found is None:
             found = self._made[key] = self._make(fn, name, unsafe, types, consts, grid_rank, groups)
+            if self._change is None:
+                _kept[key] = found
+                if len(_kept) > _KEPT:
+                    _kept.popitem(last=False)
         return found
 
     def _make(
         self, fn: Any, name: str, unsafe: bool, types: dict[str, Any], consts: dict[str, Any], grid_rank: int,
         groups: dict[str, int] | None,
     ) -> Any:  # fmt: skip
-        made = compile_function(fn, name, unsafe, types, consts, grid_rank, groups, self._change)
-        for fault in made.binary.order_faults:  # type: ignore[attr-defined]
+        return self._noted(compile_function(fn, name, unsafe, types, consts, grid_rank, groups, self._change))
+
+    def _noted(self, made: Any) -> Any:
+        for fault in made.binary.order_faults:
             self.order_faults[str(fault.loc)] = fault.message
         return made
 

@@ -247,7 +247,8 @@ def _add(b: _Bench, d: DType) -> list[Figure]:
     )
 
 
-SHAPES: Final = [(d, rows, width) for d in (f32, bf16) for rows in (4096, 16384) for width in (1024, 4096, 16384)]
+WIDTHS: Final = (1024, 2048, 4096, 8192, 16384)
+SHAPES: Final = [(d, rows, width) for d in (f32, bf16) for rows in (4096, 16384) for width in WIDTHS]
 
 
 def _inputs(b: _Bench, d: DType, rows: int, width: int) -> list[Any]:

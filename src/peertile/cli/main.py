@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterable
+from typing import Final
 
 import typer
 
-from peertile.cli.bench import bench
-from peertile.cli.cache import cache
-from peertile.cli.check import check
-from peertile.cli.info import info
-from peertile.cli.inspect import inspect
-from peertile.cli.run import run
 from peertile.errors import PeertileError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app_of", "main"]
 
 USAGE_STATUS = 2  # what typer uses for wrong arguments
 
-app = typer.Typer(
-    name="peertile",
-    help="Tile programs that compute and communicate across devices.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (run, check, info, inspect, bench):
-    app.command()(command)
-app.add_typer(cache, name="cache")
+COMMANDS: Final = ("run", "check", "info", "inspect", "bench", "cache")
+"""Each is what has its name in the module of that name."""
+
+
+def app_of(names: Iterable[str]) -> typer.Typer:
+    """The command with these subcommands."""
+    app = typer.Typer(
+        name="peertile",
+        help="Tile programs that compute and communicate across devices.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name in names:
+        command = getattr(importlib.import_module(f"peertile.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)
+    app.callback()(_nothing)  # so that one subcommand alone is called by its name, too
+    return app
+
+
+def _nothing() -> None:
+    pass
 
 
 def main() -> None:
     """Entry point. An error of ours is one message on standard error, not a traceback."""
+    # What is not asked for is not loaded: `run` needs neither the checker nor a compiler, and its ranks wait for it.
+    asked = [name for name in sys.argv[1:2] if name in COMMANDS]
     try:
-        app()
+        app_of(asked or COMMANDS)()
     except PeertileError as error:
         print(f"peertile: {error}", file=sys.stderr)
         sys.exit(USAGE_STATUS)

@@ -173,7 +173,8 @@ def _tile(op: Op, value: Value, role: str) -> TileType:
 
 def _index(op: Op, value: Value, role: str) -> None:
     t = _tile(op, value, role)
-    op.require(t.shape == () and t.dtype == i64, f"{role}: expected an i64 scalar, got {t}")
+    if t.shape or t.dtype != i64:
+        op.fail(f"{role}: expected an i64 scalar, got {t}")
 
 
 def _show(x: object) -> str:
@@ -184,7 +185,8 @@ def _show(x: object) -> str:
 
 
 def _same(op: Op, a: object, b: object, role: str) -> None:
-    op.require(a == b, f"{role}: expected {_show(a)}, got {_show(b)}")
+    if a != b:
+        op.fail(f"{role}: expected {_show(a)}, got {_show(b)}")
 
 
 def _scope_order(op: Op, allowed: tuple[Order, ...]) -> None:
@@ -395,15 +397,15 @@ class BinaryOp(Op):
         assert isinstance(fn, Binary)
         d = a.dtype
         if fn in _FLOAT_ONLY:
-            self.require(d.is_float and d.bits > 8, f"operands of {fn.value}: expected floats, got {a}")
+            right, kinds = d.is_float and d.bits > 8, "floats"
         elif fn in _INT_ONLY:
-            self.require(d.is_int, f"operands of {fn.value}: expected integers, got {a}")
+            right, kinds = d.is_int, "integers"
         elif fn in _BITS:
-            self.require(not d.is_float, f"operands of {fn.value}: expected bool or integers, got {a}")
+            right, kinds = not d.is_float, "bool or integers"
         else:
-            self.require(
-                not d.is_bool and (not d.is_float or d.bits > 8), f"operands of {fn.value}: expected numbers, got {a}"
-            )
+            right, kinds = not d.is_bool and (not d.is_float or d.bits > 8), "numbers"
+        if not right:
+            self.fail(f"operands of {fn.value}: expected {kinds}, got {a}")
 
 
 class CompareOp(Op):
@@ -421,9 +423,8 @@ class CompareOp(Op):
         self.require(isinstance(fn, Compare), f"fn: expected a Compare, got {fn!r}")
         self.require(fn is not Compare.AT_LEAST or a.dtype.is_int, f"operands of at_least: expected integers, got {a}")
         r = _tile(self, self.result, "result")
-        self.require(
-            r.dtype.is_bool and r.shape == a.shape, f"result: expected bool of shape {_show(a.shape)}, got {r}"
-        )
+        if not r.dtype.is_bool or r.shape != a.shape:
+            self.fail(f"result: expected bool of shape {_show(a.shape)}, got {r}")
 
 
 class Select(Op):
@@ -438,9 +439,8 @@ class Select(Op):
         a = _tile(self, self.operands[1], "a")
         _same(self, a, self.operands[2].type, "b")
         _same(self, a, self.result.type, "result")
-        self.require(
-            c.dtype.is_bool and c.shape == a.shape, f"condition: expected bool of shape {_show(a.shape)}, got {c}"
-        )
+        if not c.dtype.is_bool or c.shape != a.shape:
+            self.fail(f"condition: expected bool of shape {_show(a.shape)}, got {c}")
 
 
 class Fma(Op):

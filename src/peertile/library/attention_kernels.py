@@ -121,7 +121,7 @@ def attend_flat(
         group = T.minimum(h // (heads // k.shape[0]), T.maximum(k.num_tiles((1, BK, D))[0] - 1, 0))
         group = T.minimum(group, T.maximum(v.num_tiles((1, BK, D))[0] - 1, 0))
         last = T.clamp((i + 1) * BQ + shift, 0, keys) if CAUSAL else keys
-        when = i * BQ + T.iota(BQ) + shift
+        first = i * BQ + shift  # the last key that the first query sees
         query = q.load((rows, 0), (BQ, D))
         best = T.full((BQ, 1), float("-inf"), T.f32)
         norm = T.zeros((BQ, 1), T.f32)
@@ -131,8 +131,8 @@ def attend_flat(
             value = T.reshape(v.load((group, j, 0), (1, BK, D)), (BK, D))
             score = T.mma(query, T.transpose(key))
             if CAUSAL:
-                left = T.clamp(when - j * BK, -1, BK).astype(T.i32)
-                score = T.where(T.iota(BK, T.i32)[None, :] <= left[:, None], score, float("-inf"))
+                seen = T.iota(BQ, T.i32) + T.clamp(first - j * BK, -BQ, BK).astype(T.i32)
+                score = T.where(T.iota(BK, T.i32)[None, :] <= seen[:, None], score, float("-inf"))
             peak = T.maximum(best, T.max(score, axis=1, keepdims=True) * scale)
             base = T.where(peak == float("-inf"), 0.0, peak) if CAUSAL else peak
             weight = power(T.fma(score, scale, -base))

@@ -21,8 +21,8 @@ from peertile.comm.group import Group
 from peertile.comm.symmetric import MulticastTensor, SymmetricHeap, SymmetricTensor
 from peertile.dtypes import DType, i64, u8, u16, u32, u64
 from peertile.errors import ArgumentError, SignatureMismatch
+from peertile.kept_launch import KeptLaunch
 from peertile.kernel import KernelFunction, LaunchOp
-from peertile.launch import KeptLaunch
 from peertile.library import kernels
 from peertile.library.communicator import Communicator, meet
 from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, Family, GpuPlans, Shape, heap_bytes
@@ -34,7 +34,7 @@ from peertile.library.staging import Staging
 from peertile.runtime.context import execution, outside_execution
 from peertile.runtime.device import Device, Stream
 from peertile.runtime.driver import DriverKind
-from peertile.runtime.future import DeviceFuture, submitted
+from peertile.runtime.future import DeviceFuture
 from peertile.runtime.launched import Launched
 from peertile.runtime.op import DeviceOp, ExecutionContext
 from peertile.runtime.registry import current_device
@@ -149,7 +149,7 @@ class CollectiveOp(DeviceOp[T]):
             return super().submit(stream)
         # As any operation does, without its calls.
         self._spent = True
-        return submitted(kept.submitted(stream, self._site), self._result, stream)
+        return kept.submit(stream, self._site, self._result)
 
     def sync(self) -> T:
         """Run on a stream of the device's scheduling policy and wait for the end."""
@@ -405,7 +405,7 @@ class Collectives(Communicator):
         # As the constructor does, without its call.
         op: CollectiveOp[Any] = _new(CollectiveOp)
         op._spent = False
-        op._site = call_site(2)
+        op._site = call_site(3)
         op._communicator = self
         op._call = call
         op._result = out

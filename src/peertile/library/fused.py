@@ -48,10 +48,11 @@ SENT_IN_A_TILE = 21
 2 inner / 6e12 s an element."""
 HALF_TILE = 0.66
 """Time of a tile of half the columns at the end, in those of a whole one: 60 us of 90, by two H200."""
-PAIRED_INNER = 8192
-"""Inner extent of a rank from which on two GPUs compute a tile of the other's and one of their own in turn: each tile
-begins anew then, which takes longer than what is on its way meanwhile where tiles are short. Of the product alone two
-H200 take 1.08 so for 2048 x 8192 x 14336 and 1.11 in two parts, but for an inner extent of 4096 1.29 and 1.26."""
+PAIRED = {False: True, True: False}
+"""Whether two ranks compute a tile of the other's and one of their own in turn. On GPUs that begins each tile anew and
+hides no more: a multiprocessor that sends a tile over the link fetches next to nothing meanwhile, 41 us for the next
+tile of an inner extent of 4096 become 54 to 58. 2048 x 8192 x 14336 takes two H200 717 us in two parts and 727 in
+pairs, 2048 x 8192 x 4096 227 both ways."""
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
 gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
@@ -145,7 +146,7 @@ class FusedProducts(FusedBase):
         self.staging_bytes = staging_bytes
         self.partials = partials
         self._worth_waiting = WORTH_WAITING
-        self._paired_inner = PAIRED_INNER if self._on_gpu else 0
+        self._in_pairs = PAIRED[self._on_gpu]
         with self._making():
             self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
@@ -275,8 +276,7 @@ class FusedProducts(FusedBase):
         cut = c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8)
         sign = self._sign(name, shares, inners, columns, a.dtype.name, bm, bn)
         even = len(set(shares)) == 1
-        is_long = max(inners) >= self._paired_inner
-        if even and size == 2 and is_long and -(-shares[0] // bm) * -(-columns // bn) < fused_kernels.PAIRS:
+        if even and size == 2 and self._in_pairs and -(-shares[0] // bm) * -(-columns // bn) < fused_kernels.PAIRS:
             paired = fused_kernels.gemm_scatter_pairs(
                 cut, a, b, self._begun, inbox, self._paired, self._calls, sign, BK=bk, STAGES=stages,
             )  # fmt: skip

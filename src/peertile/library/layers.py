@@ -44,9 +44,12 @@ LONE_ROW = 1024
 """Elements of a row of f32 from which on a program of a GPU has one alone. RMSNorm of 16384 rows of 1024 takes an H200
 33.2 us so, and 34.2 with four rows a program, as its end waits for the last of fewer and longer ones. Of bf16, which
 has less to load for each thread then, it takes 20.8 and 18.0 us."""
-AGAIN_FROM = 4096
-"""Elements of a row of f32 from which on a GPU loads it twice for RMSNorm: 16384 rows of 16384 take an H200 499.8 us
-so, and 516.3 held in between, rows of 4096 126.1 and 128.5. Of bf16, rows of 16384 take 284.8 and 259.5."""
+AGAIN_FROM = 2048
+"""Elements of a row of f32 from which on a GPU loads it twice for RMSNorm, and does not hold it in between: 16384 rows
+of 2048, 4096, 8192 and 16384 take an H200 64.0, 126.1, 250.8 and 499.8 us so, and 66.2, 128.5, 255.0 and 516.3 held."""
+AGAIN_NARROW = 16384
+"""Elements of a row of 16 bits, padded, that a GPU loads twice, where nothing is added and the gain is as narrow: 16384
+of them take an H200 255.5 us so, with registers for four programs on a multiprocessor, and 259.2 held."""
 WIDEST_ROW = 1 << 17
 """Elements of the widest row that one program owns."""
 
@@ -324,6 +327,9 @@ def rms_norm(
         return value(z, device=x.device)
     part = _whole_rows("rms_norm", as_rows("rms_norm", "out", z))
     again = _is_f32_on_gpu(z) and x.shape[-1] >= AGAIN_FROM
+    if z.device.target is not None and z.dtype.itemsize == 2:
+        lean = residual is None and gain.dtype.itemsize == 2
+        again = lean and power_of_two(x.shape[-1]) == AGAIN_NARROW
     op = kernels.rms_norm(part, rows, more, gain, epsilon, ADDED=residual is not None, AGAIN=again)
     return op.map(lambda *_: z)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from peertile.ir.core import Kernel
+from peertile.ir.core import Kernel, walk
 from peertile.ir.verify import OrderFault, order_faults
 from peertile.ir.verify import verify as verify_kernel
 from peertile.passes.bounds import decide_bounds
@@ -39,6 +39,11 @@ _PASSES: Final[tuple[Callable[[Kernel], Kernel], ...]] = (
     order_memory,
 )
 
+_EXPANSIONS: Final = frozenset({expand_mailboxes, expand_signals, suspend_polls, expand_multicast})
+"""Passes that change a kernel by ops which they put in or take out, and most kernels have nothing for them."""
+_FACTS: Final = frozenset({note_peer_atomics, order_memory})
+"""Passes that write down facts and leave the ops alone."""
+
 
 def run_pipeline(
     kernel: Kernel,
@@ -50,10 +55,10 @@ def run_pipeline(
 ) -> Kernel:
     """Takes what a frontend made to what a backend or the evaluator takes; works in place.
 
-    `verify`: run the verifier before the first and after every pass. `broken`: let a kernel that breaks the
-    rules of memory order pass, and put down here which, each once (for the checker). `residual_checks=False`:
-    an access whose bounds need a check in the kernel is an error. `posts_ahead`: rounds of a mailbox that may
-    be posted and not collected.
+    `verify`: run the verifier before the first pass and after every one that changed the kernel. `broken`: let a
+    kernel that breaks the rules of memory order pass, and put down here which, each once (for the checker).
+    `residual_checks=False`: an access whose bounds need a check in the kernel is an error. `posts_ahead`: rounds of a
+    mailbox that may be posted and not collected.
     """
     order_rules = broken is None
     if verify:
@@ -63,9 +68,10 @@ def run_pipeline(
     check_mailbox_rules(kernel, posts_ahead=posts_ahead)
     done: set[str] = set()
     for run in _PASSES:
+        before = list(walk(kernel.body)) if verify and run in _EXPANSIONS else None
         kernel = decide_bounds(kernel, residual=residual_checks) if run is decide_bounds else run(kernel)
         done.add(run.__name__)
-        if verify:
+        if verify and run not in _FACTS and before != list(walk(kernel.body)):
             verify_kernel(
                 kernel,
                 expanded="expand_multicast" in done,

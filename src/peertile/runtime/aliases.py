@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from peertile.runtime.lease import claims_lock
-
-if TYPE_CHECKING:
-    from peertile.runtime.storage import Storage
+from peertile.runtime.storage import Storage, changes
 
 __all__ = ["join"]
 
@@ -60,6 +58,7 @@ def _unite(storage: Storage, other: Storage) -> None:
         if member.claims is gone:
             member.claims, member.borrows = claims, borrows
     storage.claims, storage.borrows = claims, borrows
+    changes.note()
 
 
 def _forget(bucket: dict[int, weakref.ref[Storage]], key: int, ref: weakref.ref[Storage]) -> None:

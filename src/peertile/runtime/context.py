@@ -30,6 +30,7 @@ from peertile.runtime.stream import leak
 
 if TYPE_CHECKING:
     from peertile.runtime.argument import Use
+    from peertile.runtime.linking import Links
     from peertile.runtime.recording import Recording
     from peertile.runtime.stream import Event, Stream
 
@@ -259,6 +260,16 @@ class ExecutionContext(Submission):
             self.makers = {sequence: maker}
         else:
             self.makers[sequence] = maker
+
+    def links(self) -> Links | None:
+        """What does an operation's launch in one go, where the driver can and there is nothing else to do for it."""
+        if self.recording is not None or self.on_caller or self.gives_up_leases:
+            return None
+        return self._driver.links
+
+    def enqueue_leased(self, prepared: PreparedLaunch, args: bytes, maker: Maker) -> None:
+        """After `LinkCode.LEASED`: enqueue the launch that the last lease was entered for."""
+        self.launch(prepared, args, self.leases[-1], maker)
 
     def gather(self) -> bool:
         """Let launches go together from here on, in a zip; whether that was not so before. Not in a capture."""

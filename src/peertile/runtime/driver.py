@@ -35,6 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from peertile.errors import ArgumentError, UnsupportedError
 from peertile.memory_model import Cmp
+from peertile.runtime.linking import Links
 
 __all__ = [
     "HOST_WAIT_SLICE_NS",
@@ -635,6 +636,15 @@ class DriverDevice(ABC):
     def enqueue(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> int:
         """The same; the sequence number alone, which is all that its submission keeps of a ticket."""
         return self.launch_prepared(stream, prepared, args).sequence
+
+    @property
+    def links(self) -> Links | None:
+        """What does a launch and its bookkeeping in one go, where the driver can."""
+        return None
+
+    def linked(self, stream: StreamHandle) -> None:
+        """After `LinkCode.LOOK`: take note of what has run."""
+        raise NotImplementedError(f"{type(self).__name__}: has no links")
 
     def launch_many(self, stream: StreamHandle, launches: Sequence[tuple[PreparedLaunch, bytes]]) -> Sequence[int]:
         """Enqueue launches in their order; the sequence number of each, -1 in a capture. Other threads may enqueue in

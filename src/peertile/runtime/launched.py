@@ -121,7 +121,10 @@ class Launched(Submission):
             stream = self.stream
             if stream.device.driver.is_sound(stream.handle, self.sequence):
                 self.is_finished = True
-                self.release()
+                if self.left:
+                    self.release()
+                else:
+                    self.uses, self.kept = (), None
                 return None
         return super().wait(timeout_s)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from peertile.errors import LeaseError
 from peertile.runtime.driver import Status, Ticket
 from peertile.runtime.site import Site, describe
+from peertile.runtime.storage import changes
 
 if TYPE_CHECKING:
     from peertile.runtime.argument import Use
@@ -143,6 +144,8 @@ class LeaseTable:
                 claims = use.storage.claims
                 held = claims.get(stream)
                 if held is None:
+                    if claims:  # of another stream, which had the storage to itself
+                        changes.note()
                     claims[stream] = {use: lease}
                     continue
                 before = held.get(use)

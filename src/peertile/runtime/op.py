@@ -20,9 +20,11 @@ from peertile.runtime.context import ExecutionContext, execution, explain, outsi
 from peertile.runtime.driver import FaultKind
 from peertile.runtime.future import DeviceFuture, is_brief, spent_error, submitted
 from peertile.runtime.launched import Launched
+from peertile.runtime.linking import LinkCode
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
 from peertile.runtime.site import Site, call_site
+from peertile.runtime.standing import Standing
 from peertile.runtime.stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -228,7 +230,8 @@ class DeviceOp(Generic[T]):
 
     def _awaited(self) -> Generator[Any, Any, T]:
         """As awaiting a future that runs it now, without the future."""
-        outside_execution(self.name)
+        if execution.inside is not None:
+            outside_execution(self.name)
         return self._run_to_end(self._pick(None))
         yield  # a generator, though nothing is waited for
 
@@ -364,6 +367,19 @@ class Step(Enum):
 _THEN, _THEN_UNCHECKED, _MAP, _INSPECT = Step.THEN, Step.THEN_UNCHECKED, Step.MAP, Step.INSPECT
 
 
+_DONE, _LOOK = int(LinkCode.DONE), int(LinkCode.LOOK)
+
+
+def _linked(context: ExecutionContext, op: Any, code: int) -> Any:
+    """What is left to do of a launch that a link took on, and its result."""
+    if code == _LOOK:
+        context.driver.linked(context.handle)
+    else:
+        ready = op._ready
+        context.enqueue_leased(ready.prepared, ready.args, ready.maker)
+    return op.given
+
+
 class Chain(DeviceOp[T]):
     """An operation and the steps behind it, in one list: chains of any length need no recursion."""
 
@@ -423,32 +439,42 @@ class Chain(DeviceOp[T]):
 
     def _execute(self, context: ExecutionContext) -> T:
         result: Any = self._source._execute(context)
+        links = context.links()
+        link = None if links is None else links.link
         inside = execution
-        before = inside.inside
-        for step, closure in self._steps:
-            if context.batch:
-                context.flush()
-            if context.host_pending:
-                context.settle_host()
-            inside.inside = (
-                "the closure of then" if step is _THEN
-                else None if step is _THEN_UNCHECKED
-                else "the closure of map" if step is _MAP
-                else "the closure of inspect"
-            )  # fmt: skip
-            try:
+        before = label = inside.inside
+        try:
+            for step, closure in self._steps:
+                if context.batch:
+                    context.flush()
+                if context.host_pending:
+                    context.settle_host()
+                now = (
+                    "the closure of then" if step is _THEN
+                    else None if step is _THEN_UNCHECKED
+                    else "the closure of map" if step is _MAP
+                    else "the closure of inspect"
+                )  # fmt: skip
+                if now is not label:
+                    inside.inside = label = now
                 value: Any = closure(*result) if type(result) is tuple else unpacked(closure, result)
-            finally:
+                if step is _THEN and link is not None and (code := link(context, value, False)):
+                    result = value.given if code == _DONE else _linked(context, value, code)
+                    continue  # still inside, as far as anybody can tell: no code but ours has run
+                if label is not before:
+                    inside.inside = label = before
+                if step is _MAP:
+                    result = value
+                elif step is not _INSPECT:
+                    if not isinstance(value, DeviceOp):
+                        raise ArgumentError(
+                            f"{step.value}: expected the closure to return an operation, got {type(value).__name__}; "
+                            "use map for a plain value"
+                        )
+                    result = value._enter(context)
+        finally:
+            if label is not before:
                 inside.inside = before
-            if step is _MAP:
-                result = value
-            elif step is not _INSPECT:
-                if not isinstance(value, DeviceOp):
-                    raise ArgumentError(
-                        f"{step.value}: expected the closure to return an operation, got {type(value).__name__}; "
-                        "use map for a plain value"
-                    )
-                result = value._enter(context)
         return cast("T", result)
 
 
@@ -493,7 +519,19 @@ class ZipOp(DeviceOp[T]):
 
     def _execute(self, context: ExecutionContext) -> T:
         outermost = context.gather()
-        results = tuple([op._execute(context) for op in self._ops])
+        links = context.links()
+        if links is None:
+            results = tuple([op._execute(context) for op in self._ops])
+        else:
+            link, found = links.link, []
+            for op in self._ops:
+                code = link(context, op, True)
+                found.append(
+                    op._execute(context) if not code
+                    else op.given if code == _DONE  # type: ignore[attr-defined]
+                    else _linked(context, op, code)
+                )  # fmt: skip
+            results = tuple(found)
         if outermost:
             context.gathers = False
             context.flush()
@@ -704,18 +742,21 @@ class GraphLaunchOp(DeviceOp[None]):
         assert recording.handle is not None
         replay = recording.replays + 1
         name = f"{recording.name} (replay {replay})"
-        lease = device.leases.acquire(name, stream, self._site, recording.uses)
+        standing = recording.standing_on(stream)
+        if not standing.enter(self._site, name):
+            return super()._run_to_end(stream)
         try:
             record = device.driver.run_graph(stream.handle, recording.handle, name=name)
         except BaseException:
             # Interrupted, the replay may go on in its stream: it owns what it uses until that is over.
+            recording.standing = None
             context = ExecutionContext(name, stream, on_caller=True)
-            context.leases.append(lease)
+            context.leases.append(standing.lease)
             context.retain(recording)
             context.abandon()
             raise
         recording.replays = replay
-        device.leases.release((lease,))
+        standing.leave()
         if record is not None:
             raise explain(record, name) if record.kind is FaultKind.SKIPPED else _explain_node(record, recording)
         return None
@@ -731,13 +772,26 @@ class GraphLaunchOp(DeviceOp[None]):
         replay = recording.replays + 1
         name = f"{recording.name} (replay {replay})"
         launched = Launched(name, stream, self._site, recording.uses, (_explain_node, recording))
+        standing: Standing | None = recording.standing_on(stream)
+        assert standing is not None
+        if standing.enter(self._site, name):
+            launched.kept = standing
+        else:
+            standing = None
         stream.admit(launched)
         try:
-            device.leases.claim(launched)
+            if standing is None:
+                device.leases.claim(launched)
             launched.sequence = device.driver.launch_graph(stream.handle, recording.handle, name=name).sequence
         except BaseException:
+            if standing is not None:
+                recording.standing = None  # it may have been enqueued: it keeps the lease until the stream is behind it
             launched.abandon()
+            if standing is not None:
+                standing.under_way(max(launched.sequence, 0))
             raise
+        if standing is not None:
+            standing.under_way(launched.sequence)
         recording.replays = replay
         return launched, None
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from peertile.errors import UsageError
 from peertile.runtime.argument import Use
 from peertile.runtime.driver import FaultRecord, GraphExecHandle
+from peertile.runtime.standing import Standing
 
 if TYPE_CHECKING:
     from peertile.runtime.context import Maker
@@ -41,6 +42,7 @@ class Recording:
         "name",
         "nodes",
         "replays",
+        "standing",
         "stream",
         "uses",
     )
@@ -56,6 +58,8 @@ class Recording:
         self.nodes = 0
         self.replays = 0
         self.handle: GraphExecHandle | None = None
+        self.standing: Standing | None = None
+        """The lease of its replays, on the stream of the last one."""
 
     def begin(self) -> None:
         """Record what `stream` gets from now on."""
@@ -87,6 +91,16 @@ class Recording:
             return device.driver.end_capture(self.stream.handle)
         finally:
             device.drain()
+
+    def standing_on(self, stream: Stream) -> Standing:
+        """The lease that replays on `stream` share: a graph uses hundreds of ranges, and entering and leaving the
+        claims of each would take longer than many a replay."""
+        standing = self.standing
+        if standing is None or standing.lease.stream is not stream:
+            # Uses of its own: those of tensors would be taken over by any launch that names the same tensor.
+            uses = [use.again() for use in self.uses]
+            standing = self.standing = Standing(self.name, stream, uses)
+        return standing
 
     def explain(self, record: FaultRecord) -> Any:
         """The error of the node that failed; None where the node has nothing to say."""

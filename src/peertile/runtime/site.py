@@ -10,12 +10,28 @@ import sys
 from itertools import islice
 from types import CodeType
 
-__all__ = ["PACKAGE", "Site", "call_site", "describe"]
+__all__ = ["OUTSIDE", "Site", "call_site", "describe", "is_outside"]
 
 Site = tuple[CodeType, int]
 """Code and the offset of the instruction in it."""
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_COMMANDS = f"{_PACKAGE}cli{os.sep}"
+"""The command line's programs use the package as anybody's do."""
+_MOST_FILES = 4096
+
+OUTSIDE: dict[str, bool] = {}
+"""Whether files are outside of this package, as far as anybody asked (`is_outside`)."""
+
+
+def is_outside(file: str) -> bool:
+    """Whether code of this file is the user's."""
+    found = OUTSIDE.get(file)
+    if found is None:
+        if len(OUTSIDE) >= _MOST_FILES:
+            OUTSIDE.clear()
+        found = OUTSIDE[file] = not file.startswith(_PACKAGE) or file.startswith(_COMMANDS)
+    return found
 
 
 def call_site(depth: int = 1) -> Site | None:
@@ -23,7 +39,7 @@ def call_site(depth: int = 1) -> Site | None:
     frame = sys._getframe(depth)
     while True:
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
+        if OUTSIDE.get(code.co_filename) or is_outside(code.co_filename):
             return code, frame.f_lasti
         back = frame.f_back
         if back is None:

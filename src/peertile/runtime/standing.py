@@ -2,7 +2,7 @@
 
 Entering the claims of each storage and leaving them again is most of what a small launch costs on the host. A standing
 lease stays in the claims between two uses and *rests*: whoever looks at it then finds an operation that is over. To use
-it once more takes a look at each storage, and one word.
+it once more takes one look, whether anything changed anywhere (`storage.changes`), else one at each of its storages.
 
     RESTING ──enter──> HELD ──leave──> RESTING        dropped with its owner
                              └──under_way──> UNDER WAY ──the stream has passed it──> RESTING
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peertile.runtime.lease import Lease, claims_lock
+from peertile.runtime.storage import changes
 
 if TYPE_CHECKING:
     from peertile.runtime.argument import Use
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from peertile.runtime.storage import Storage
     from peertile.runtime.stream import Stream
 
-__all__ = ["Standing"]
+__all__ = ["Resting", "Standing"]
 
 
-class _Resting(Lease):
+class Resting(Lease):
     """A lease that is held while `active`, and while its stream has not passed `sequence`, the last operation that was
     enqueued under it."""
 
@@ -49,30 +50,40 @@ class Standing:
     `leave`), or any number, each enqueued behind the last (`enter`, `under_way`). What was enqueued keeps this object
     until it is over."""
 
-    __slots__ = ("_storages", "_uses", "lease")
+    __slots__ = ("_mark", "_storages", "_uses", "lease")
 
     def __init__(self, name: str, stream: Stream, uses: Sequence[Use]) -> None:
-        self.lease = _Resting(name, stream, None, ())
+        self.lease = Resting(name, stream, None, ())
         self._uses = tuple(uses)
+        self._mark: object = None
+        """What `changes` had when the storages were looked at."""
         found: dict[Storage, bool] = {}
         for use in uses:
             found[use.storage] = found.get(use.storage, False) or use.exclusive
         self._storages = tuple(found.items())
 
-    def enter(self, site: Site | None) -> bool:
-        """Whether it is held now; False while another thread holds it, or what was enqueued under it has to keep what
-        is left of it. LeaseError as for a new lease."""
+    def enter(self, site: Site | None, name: str | None = None) -> bool:
+        """Whether it is held now, by what is called `name`; False while another thread holds it, or what was enqueued
+        under it has to keep what is left of it. LeaseError as for a new lease."""
         lease = self.lease
         with claims_lock:
             if lease.active:
                 return False
             lease.site = site
+            if name is not None:
+                lease.name = name
             # Entries that later work of the stream took over are missing in `left`.
             if lease.left == len(self._uses):
+                mark = changes.mark
+                if mark is self._mark:
+                    lease.active = True
+                    lease.sequence = 0
+                    return True
                 for storage, is_written in self._storages:
                     if len(storage.claims) != 1 or storage.closed is not None or (is_written and storage.borrows):
                         break  # another stream's work, an end, a borrow: to be looked at properly
                 else:
+                    self._mark = mark
                     lease.active = True
                     lease.sequence = 0
                     return True

@@ -25,9 +25,27 @@ if TYPE_CHECKING:
     from peertile.runtime.lease import Claim
     from peertile.runtime.stream import Stream
 
-__all__ = ["Borrow", "Storage"]
+__all__ = ["Borrow", "Storage", "changes"]
 
 _keys = itertools.count(1)
+
+
+class _Changes:
+    """Whether anything changed of what standing leases found out about their storages: that one stream alone uses them,
+    that none is closed, none lent out. `mark` is then another object, which costs one look for any number of them; an
+    object and no count, since what two threads add to one can be lost."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self) -> None:
+        self.mark = object()
+
+    def note(self) -> None:
+        """Something changed, of any storage."""
+        self.mark = object()
+
+
+changes = _Changes()
 
 
 class Borrow:
@@ -104,6 +122,7 @@ class Storage:
         # Popping from a dict is atomic, so the callback is safe at whatever point collection happens. Of storages that
         # turn out to overlap later, the dict may be another one by then: a dead reference there counts for nothing.
         self.borrows[borrow.key] = weakref.ref(borrow, partial(_forget, self.borrows, borrow.key))
+        changes.note()
         return borrow
 
     def borrowed(self, low: int, high: int, exempt: tuple[int, ...]) -> Borrow | None:
@@ -120,6 +139,7 @@ class Storage:
         """End the storage: later use raises UsageError with `reason`. The memory goes at once."""
         if self.closed is None:
             self.closed = reason
+            changes.note()
             self._free()
 
     def check_alive(self, user: str) -> None:

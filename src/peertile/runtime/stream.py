@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peertile.runtime.lease import Claim
     from peertile.runtime.recording import Recording
 
-__all__ = ["Event", "Stream", "abandon", "check_stream", "leaked_submissions", "live_submissions"]
+__all__ = ["Event", "Stream", "abandon", "check_stream", "leaked_submissions", "live_streams", "live_submissions"]
 
 _ids = itertools.count(1)
 
@@ -44,6 +44,7 @@ class _Live:
 
 
 _live = _Live()
+live_streams = _live.streams
 
 
 class Stream:
@@ -56,8 +57,8 @@ class Stream:
     """
 
     __slots__ = (
-        "__weakref__", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording", "retire_at",
-        "seen",
+        "__weakref__", "_append", "device", "handle", "id", "inflight", "lock", "name", "priority", "recording",
+        "retire_at", "seen",
     )  # fmt: skip
 
     __reduce_ex__ = not_pickled
@@ -70,6 +71,7 @@ class Stream:
         self.priority = priority
         self.seen: dict[int, int] = {}
         self.inflight: deque[ExecutionContext | Launched] = deque()
+        self._append = self.inflight.append
         self.retire_at = _RETIRE_AT
         self.recording: Recording | None = None
         """What is being captured from this stream."""

@@ -112,8 +112,8 @@ def fill(machine: Machine, agent: Agent, name: str, dst: int, pattern: bytes, co
     _check(machine, agent, site, target, box, True)
     if any(pattern):
         target.data[to : to + nbytes].reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
-    elif nbytes <= 1 << 24 or target.data[to : to + nbytes].any():  # zeros nobody has touched stay without backing
-        target.data[to : to + nbytes] = 0
+    else:
+        target.clear(to, nbytes)
     if target.words or target.loose:
         disturb(agent, target, box.runs, site)
 

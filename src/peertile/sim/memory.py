@@ -7,6 +7,7 @@ space between objects catches what runs over. Objects without backing cost nothi
 from __future__ import annotations
 
 import mmap
+import sys
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -129,6 +130,20 @@ class Object:
             whole = self.nbytes // dtype.itemsize * dtype.itemsize
             array = self.typed_[dtype] = self.data[:whole].view(dtype.numpy)
         return array
+
+    def clear(self, start: int, nbytes: int) -> None:
+        """Makes bytes zero. What nobody has touched of a large object stays without backing, and is not even read: the
+        system takes its whole pages back, and gives zeros for them."""
+        memory = getattr(self.data.base, "obj", None)
+        end = start + nbytes
+        # Of another length it would be that of an object of which this one is a part, which begins elsewhere.
+        whole = isinstance(memory, mmap.mmap) and len(memory) == self.nbytes
+        if memory is not None and whole and nbytes > _SPARSE_FROM and sys.platform == "linux":
+            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+            self.data[start:first] = 0
+            start = last
+        self.data[start:end] = 0
 
     def get(self, dtype: DType, offset: int) -> Any:
         """The element at byte `offset`: an int, a bool or a numpy scalar."""

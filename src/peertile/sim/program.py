@@ -591,9 +591,10 @@ def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
     """A weak write over bytes that are words too, or were written with an order."""
     if target.loose:
         target.renew(runs)
+    low, high = runs[0][0], runs[-1][1]  # in ascending order; most words of a heap lie elsewhere
     for (offset, dtype), word in list(target.words.items()):
         end = offset + dtype.itemsize
-        if any(start < end and offset < stop for start, stop in runs):
+        if low < end and offset < high and any(start < end and offset < stop for start, stop in runs):
             value = target.get(dtype, offset)
             if all(agent.clock.get(w.entry, 0) >= w.epoch for w in word.writes):
                 word.reset(value)

@@ -90,7 +90,10 @@ def test_a_row_that_is_widened_before_it_is_folded_has_fewer(width, warps):
     assert emitted(layer_kernels.softmax, x.partition((1, None)), x).num_warps == warps
 
 
-@pytest.mark.parametrize(("dtype", "width", "warps"), [("f32", 4096, 16), ("f32", 16384, 32), ("bf16", 16384, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "width", "warps"),
+    [("f32", 2048, 8), ("f32", 4096, 16), ("f32", 8192, 16), ("f32", 16384, 32), ("bf16", 16384, 32)],
+)
 def test_a_tile_that_is_loaded_twice_stays_in_the_cache_until_then_and_no_longer(dtype, width, warps):
     x, gain = pt.zeros((8, width), getattr(pt, dtype)), pt.zeros((width,), pt.f32)
     made = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, gain, 1e-6, ADDED=False, AGAIN=True)
@@ -98,6 +101,15 @@ def test_a_tile_that_is_loaded_twice_stays_in_the_cache_until_then_and_no_longer
     assert made.num_warps == warps
     once = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, gain, 1e-6, ADDED=False)
     assert "eviction_policy" not in once.source
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+@pytest.mark.parametrize("gain", [pt.bf16, pt.f32], ids=str)
+def test_a_narrow_row_that_is_loaded_twice_leaves_room_for_four_programs(is_added, gain):
+    x, g = pt.zeros((8, 16384), pt.bf16), pt.zeros((16384,), gain)
+    made = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, g, 1e-6, ADDED=is_added, AGAIN=True)
+    is_lean = gain is pt.bf16 and not is_added
+    assert ((made.num_warps, made.max_registers) == (8, 64)) is is_lean
 
 
 @pytest.mark.parametrize(("in_turn", "described"), [(False, "ab"), (True, "abc")])

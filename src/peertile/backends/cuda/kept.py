@@ -134,10 +134,10 @@ def _key(emitted: Emitted, arch: str, options: CudaOptions) -> str:
 
 @functools.cache
 def _compiler() -> tuple[str, ...]:
-    """What turns source into machine code: the module that calls Triton, Triton, and what it is told beside."""
-    # Its content and not its time: the same package may be installed anywhere.
-    here = Path(__file__).with_name("triton_compile.py")
-    own = hashlib.sha256(here.read_bytes()).hexdigest() if here.exists() else ""
+    """What turns source into machine code: our modules that do so, Triton, and what it is told beside."""
+    # Their content and not their time: the same package may be installed anywhere.
+    here = [Path(__file__).with_name(name) for name in ("triton_compile.py", "ahead.py")]
+    own = hashlib.sha256(b"".join(path.read_bytes() for path in here if path.exists())).hexdigest()
     return own, _triton(), *(f"{name}={_setting(name)}" for name in _SETTINGS if name in os.environ)
 
 

@@ -95,7 +95,8 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         folds = _folds_rows(kernel)
         warps = 16 if nbytes >= (LONG_FOLDED_ROW if folds else LONG_ROW) else 8
         if folds and reread(kernel):
-            warps = max(1, min(nbytes // 1024, 32))
+            most = nbytes // REREAD_BYTES if _is_widened_again(kernel) else 16 if nbytes < LONG_REREAD_ROW else 32
+            warps = max(1, min(nbytes // 1024, most, 32))
         elif folds and _loaded(kernel) == nbytes:
             warps = next((w for least, w in FOLDED_WARPS if nbytes >= least), warps)
         while warps > 1 and nbytes < warps * 1024:
@@ -121,6 +122,14 @@ FOLDED_WARPS: Final = ((1 << 17, 16), (1 << 16, 32), (1 << 15, 16), (1 << 14, 16
 """Bytes of a row that is folded in the type that it is loaded in, f32 mostly, and its warps: 129.3 us for RMSNorm of
 16384 rows of 4096 with sixteen and 131.7 with eight, 515.6 and 520.8 for rows of 16384 with 32 and eight. What is
 widened in between, bf16, is faster with eight: 66.2 us of 83.6 for rows of 4096."""
+LONG_REREAD_ROW: Final = 1 << 16
+"""Bytes of a row that is loaded twice and worth more warps than sixteen: an H200 takes 250.8 us for RMSNorm of 16384
+rows of 8192 f32 with sixteen and 264.6 with 32, 499.2 and 498.7 for rows of 16384."""
+REREAD_BYTES: Final = 1 << 13
+"""Of such a row for each warp, where it is widened in between, and REREAD_REGISTERS at most for a thread, which leave
+room for 32 warps on a multiprocessor: 255.5 us for RMSNorm of 16384 rows of 16384 bf16, and 272.3 with the 94 that the
+assembler would take. Rows that are held take 259.2."""
+REREAD_REGISTERS: Final = 64
 REGISTERS: Final = 1 << 16
 """Of a multiprocessor."""
 WAITING_REGISTERS: Final = 64
@@ -150,6 +159,8 @@ def most_registers(kernel: Kernel, warps: int) -> int | None:
         # Left alone, the assembler spills what it has room for: an all-reduce of 256 KiB between two H200 took 3.44 us
         # for 3.37 with 48 bytes spilt of a thread, and 4.50 for 3.24 with 58.
         few = warps == 4 and kernel.waits and 0 < _ordered(kernel) <= 512 and not _multiplies(kernel)
+        if _is_widened_again(kernel) and warps * REREAD_BYTES >= _largest(kernel):
+            return REREAD_REGISTERS
         return WAITING_REGISTERS if few else _of_two_programs(kernel, warps)
     long_turns = _largest(kernel) >= warps * 4096 and _takes_turns(kernel)
     if warps in (4, 8) and (long_turns or _looks_rows_up(kernel)):
@@ -161,6 +172,12 @@ def _looks_rows_up(kernel: Kernel) -> bool:
     """Whether the kernel goes to rows by number: what it knows of those under way (ranks, addresses, bounds) takes more
     than half of WAITING_REGISTERS. 4096 rows of 7168 to eight experts each, by two H200: 708 us, and 738 with those."""
     return any(isinstance(op, ops.Gather | ops.Scatter) for op in walk(kernel.body))
+
+
+def _is_widened_again(kernel: Kernel) -> bool:
+    """Whether rows of one tile are folded that are loaded twice, and all that is loaded is narrower than what it is
+    computed in: with a second tile, or a gain as wide as the sums, so few registers have no room for a row."""
+    return len(reread(kernel)) == 1 and _folds_rows(kernel) and _loaded(kernel) < _largest(kernel)
 
 
 def _of_two_programs(kernel: Kernel, warps: int) -> int | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from peertile.backends.cuda.ahead import put_in_order
 from peertile.backends.cuda.emit import Emitted
 from peertile.backends.cuda.target import CudaOptions, capability
 from peertile.config import config
@@ -44,6 +45,8 @@ __all__ = [
 
 MINIMUM = (3, 4)
 NATIVE_FP8 = 89
+ORDERED_BY = (3, 6)
+"""The version of Triton whose divided loops are known well enough to be put in order."""
 _PTXAS_LINE = re.compile(r"^ptxas\S* (\S+), line (\d+); *(?:error|fatal) *: *(.*)$", re.MULTILINE)
 _PTXAS_ERROR = re.compile(r"^ptxas.*?(?:error|fatal) *: *(.*)$", re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
@@ -181,7 +184,7 @@ def compile_here(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
     said = _Said()
     try:
-        with _triton_cache(triton), _small_numbers_kept(), said.captured():
+        with _triton_cache(triton, options), _small_numbers_kept(), said.captured():
             kernel = triton.compile(source, target=target, options=triton_options(emitted, options))
     except Exception as error:
         raise _translated(error, said.text, emitted, path, arch) from error
@@ -225,8 +228,8 @@ class _Said:
 
 
 @contextlib.contextmanager
-def _triton_cache(triton: Any) -> Iterator[None]:
-    """Triton's own cache, beside ours and not in the user's home.
+def _triton_cache(triton: Any, options: CudaOptions) -> Iterator[None]:
+    """Triton's own cache, beside ours and not in the user's home; another one for what is put in order on its way.
 
     Triton names its entries by the content of its whole installation, which takes half a second of hashing in each
     process. In a cache that is ours alone, the files' sizes and times tell as much.
@@ -235,12 +238,43 @@ def _triton_cache(triton: Any) -> Iterator[None]:
     for module, _ in hashed:
         module.triton_key = _installation
     try:
-        with triton.knobs.cache.scope():
-            triton.knobs.cache.dir = str(config().cache_dir / "triton")
+        ordered = bool(options.specialize) and _version(triton.__version__) == ORDERED_BY
+        with triton.knobs.cache.scope(), contextlib.ExitStack() as stack:
+            triton.knobs.cache.dir = str(config().cache_dir / ("triton-ordered" if ordered else "triton"))
+            if ordered:
+                stack.enter_context(triton.knobs.runtime.scope())
+                triton.knobs.runtime.add_stages_inspection_hook = _with_order
             yield
     finally:
         for module, function in hashed:
             module.triton_key = function
+
+
+def _with_order(backend: Any, stages: dict[str, Any], options: Any, language: Any, capability: Any) -> None:
+    """Called by Triton with what it is going to do: its loops in groups are put in order before they become code."""
+    divide = stages["ttgir"]
+
+    def in_order(module: Any, metadata: Any) -> Any:
+        found = divide(module, metadata)
+        text = str(found)
+        ordered = put_in_order(text)
+        return found if ordered is text else _parsed(ordered, found)
+
+    stages["ttgir"] = in_order
+
+
+def _parsed(text: str, instead: Any) -> Any:
+    """The module of a text; where Triton does not take it, `instead`."""
+    ir: Any = importlib.import_module("triton._C.libtriton").ir
+    with tempfile.TemporaryDirectory(prefix="peertile-") as folder:
+        path = Path(folder, "ordered.ttgir")
+        path.write_text(text)
+        try:
+            module = ir.parse_mlir_module(str(path), instead.context)
+        except RuntimeError:
+            return instead
+    module.context = instead.context
+    return module
 
 
 @functools.cache

@@ -61,6 +61,7 @@ from peertile.runtime.drivers.cuda_feeder import Feeder
 from peertile.runtime.drivers.cuda_graph import CudaGraph, CudaGraphExec, LaunchGraph
 from peertile.runtime.drivers.cuda_handles import as_own, check_word, ran
 from peertile.runtime.drivers.cuda_launches import MAX_PROGRAMS, CudaLaunch
+from peertile.runtime.drivers.cuda_links import links
 from peertile.runtime.drivers.cuda_memory import Heap, Pinned, SideStream
 from peertile.runtime.drivers.cuda_multicast import MulticastCalls, MulticastObjects, consent_refusal
 from peertile.runtime.drivers.cuda_native import CLOSELY, LONG_WAY, Native, native
@@ -90,12 +91,21 @@ from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
 from peertile.runtime.drivers.cuda_stream import LOOK_MASK, CudaStream, Op
 from peertile.runtime.drivers.forked import ForkGuard
+from peertile.runtime.linking import Links
 
 __all__ = ["CudaDevice", "CudaDriver"]
 
 _CHUNK: Final = 64 << 20  # longest piece that is staged at once
 _SPIN_NS: Final = 100_000
+_LONG_SPIN_NS: Final = 2_000_000
+_SPIN_PIECE_NS: Final = 20_000
 _HEALTH_NS: Final = 2_000_000
+
+
+def _refuse(stream: Any, prepared: Any, args: bytes) -> int:
+    """Where there are no links."""
+    return 0
+
 
 _segments: Final = Segments()
 _pages: Final = HostPages()
@@ -152,6 +162,9 @@ class CudaDevice(DriverDevice):
         self._health_ns = 0
         self.native: Native = native()
         self._enqueue = self.native.launch
+        self._push: Callable[[Any, Any, bytes], int] = _refuse
+        self._links: Links | None = None
+        self._has_links = False
         self.feeder = Feeder(self.native, self.name)
         self._reserved = 0
         self.handle = api.device(ordinal)
@@ -490,22 +503,24 @@ class CudaDevice(DriverDevice):
         status = self.query(ticket)
         if status is not Status.PENDING:
             return status
-        stream, sequence, word = ran(ticket), ticket.sequence, ran(ticket).word
+        stream, sequence = ran(ticket), ticket.sequence
         start = time.monotonic_ns()
         end = None if timeout_s is None else start + int(timeout_s * 1e9)
+        # Without the interpreter lock, which host functions need. As long as it takes many a graph, where a processor
+        # can be spared: a thread that sleeps wakes up some 60 us late.
+        longest = _LONG_SPIN_NS if self.feeder.serves else _SPIN_NS
+        piece = _SPIN_PIECE_NS if end is None else max(min(_SPIN_PIECE_NS, end - start), 0)
         while True:
-            for _ in range(50):
-                if word[0] >= sequence:
-                    break
+            self.native.spin(stream.lane_address, sequence, piece)
             if stream.done(sequence):
                 return stream.status(sequence)
             now = time.monotonic_ns()
             if end is not None and now >= end:
                 return Status.PENDING
-            # Host functions need the interpreter, which spinning keeps from them.
-            if now - start > _SPIN_NS or stream.unclean:
-                if sequence > stream.marked and self.lost is None:
-                    self.query(ticket)
+            if stream.marked < sequence <= stream.issued and self.lost is None:
+                self.query(ticket)
+            if now - start > longest:
+                piece = 0
                 self._check_health()
                 # Late by a sixteenth of the wait at most; never long, so that Ctrl-C is seen.
                 pause = min((now - start) / 16e9, 1e-3)
@@ -733,6 +748,7 @@ class CudaDevice(DriverDevice):
         kernel = as_own(module, CudaModule, "module")
         if kernel.function is None:
             raise UsageError(f"{options.name}: expected a loaded module, got one that was unloaded")
+        self._make_links()
         abort = self._word_address(options.abort_address) if options.abort_address else self.zero_word
         resident = kernel.limit // self._sharers
         timeout = min(options.wait_timeout_ns, MAX_NS)
@@ -741,7 +757,27 @@ class CudaDevice(DriverDevice):
     def launch_prepared(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> Ticket:
         return Ticket(stream, self.enqueue(stream, prepared, args), prepared.options.name)
 
+    @property
+    def links(self) -> Links | None:
+        return self._links
+
+    def _make_links(self) -> None:
+        """When a launch is made ready for the first time, not when the device is opened."""
+        if not self._has_links:
+            self._has_links = True
+            self._links = own = links(self.native)
+            if own is not None and self.feeder.serves:  # it makes what they post
+                self._push = own.push
+
+    def linked(self, stream: StreamHandle) -> None:
+        as_own(stream, CudaStream, "stream").linked()
+
     def enqueue(self, stream: StreamHandle, prepared: PreparedLaunch, args: bytes) -> int:
+        sequence = self._push(stream, prepared, args)
+        if sequence:
+            if sequence >= CLOSELY or not sequence & LOOK_MASK:
+                self.linked(stream)
+            return sequence & (CLOSELY - 1)
         # The one path whose cost counts in nanoseconds. What forbids native code to launch on a stream, a lost device
         # for instance, shuts the stream's gate; the long way does it then, or says what is wrong.
         if type(stream) is CudaStream and type(prepared) is CudaLaunch and prepared.plain and not self.api.host_threads:

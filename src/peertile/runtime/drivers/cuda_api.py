@@ -98,7 +98,8 @@ class CudaApi:
         d = self._d
         # Streams that share a queue of the hardware run what is in it in the order of the queue, so that a kernel that
         # waits for one in another stream may stand in front of it, and both end at their bound. 8 queues are the
-        # default, 32 are all that there are, and CUDA asks for the number once, now.
+        # default, 32 are all that there are, and CUDA asks for the number once, now. They are most of what a context
+        # costs: on an H200 it takes 0.48 s to make and 0.31 s to end, with 8 queues 0.14 and 0.10.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         try:
             (result,) = d.cuInit(0)
@@ -107,6 +108,12 @@ class CudaApi:
                 f"cuda: the NVIDIA driver library cannot be loaded ({type(error).__name__}: {error}); install the "
                 "NVIDIA driver"
             ) from error
+        if getattr(result, "name", "") == "CUDA_ERROR_NO_DEVICE":
+            named = os.environ.get("CUDA_VISIBLE_DEVICES")
+            what = "cuda: expected a GPU, the NVIDIA driver finds none"
+            if named is not None:
+                what += f"; CUDA_VISIBLE_DEVICES is {named!r}: leave it out, or name GPUs that exist"
+            raise UnsupportedError(what)
         self._ok("cuInit", (result,))
         self._handle_types = {
             ShareKind.FD: d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -132,6 +139,9 @@ class CudaApi:
         self._pointer_attribute.restype = ctypes.c_int
         self._library = library
         self._in_pool = int(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
+        self._memory_type = int(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        self._invalid_value = int(d.CUresult.CUDA_ERROR_INVALID_VALUE)
+        self._pinned_type = int(d.CUmemorytype.CU_MEMORYTYPE_HOST)
         self.host_threads: set[int] = set()
         """Threads that are inside a host function now: no driver call is allowed on them."""
 
@@ -357,16 +367,16 @@ class CudaApi:
         return int(self._ok("cuMemHostGetDevicePointer", self._d.cuMemHostGetDevicePointer(address, 0)))
 
     def pointer_kind(self, address: int) -> PointerKind:
-        d = self._d
-        result = d.cuPointerGetAttribute(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
-        if result[0] != 0:
-            if result[0].name == "CUDA_ERROR_INVALID_VALUE":
-                return PointerKind.PAGEABLE
-            raise self._error("cuPointerGetAttribute", result[0])
-        kind = int(result[1])
-        if kind == 0:
+        # Not by the bindings, which make two enumerations of it: every copy asks twice.
+        kind = ctypes.c_uint32(0)
+        code = self._pointer_attribute(ctypes.addressof(kind), self._memory_type, address)
+        if code == self._invalid_value:
             return PointerKind.PAGEABLE
-        return PointerKind.PINNED if kind == int(d.CUmemorytype.CU_MEMORYTYPE_HOST) else PointerKind.DEVICE
+        if code:
+            raise self._error("cuPointerGetAttribute", self._d.CUresult(code))
+        if kind.value == 0:
+            return PointerKind.PAGEABLE
+        return PointerKind.PINNED if kind.value == self._pinned_type else PointerKind.DEVICE
 
     def in_pool(self, address: int) -> bool:
         """Whether the byte belongs to a memory pool: operations of streams on values refuse such memory."""

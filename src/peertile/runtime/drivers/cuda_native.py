@@ -23,6 +23,7 @@ from typing import Final
 from peertile.backends.cpu import jit
 from peertile.runtime.drivers.cpu_native_python import builtin
 from peertile.runtime.drivers.cuda_native_feeding import feeding_text
+from peertile.runtime.drivers.object_files import kept_object
 
 __all__ = ["CLOSELY", "FAILED", "LONG_WAY", "TELLING", "Lane", "Native", "Plan", "native"]
 
@@ -39,50 +40,53 @@ FAILED: Final = -1
 
 
 class Lane(IntEnum):
-    """Words of a stream."""
+    """Words of a stream. Eight share a line of the cache: what the thread that posts writes, what the one that makes
+    launches writes, and what hardly changes stand apart, since a line that two threads write goes to and fro."""
 
+    # Hardly changes.
     STREAM = 0
     CONTEXT = 1  # that must be current
-    WORD = 2  # address of the number of the last operation known to have run
-    ISSUED = 3
-    MARKED = 4
-    FAULTS = 5  # address of the fault records of the current block
-    WORDS = 6  # address of its launch words
-    USED = 7  # slots of it that are taken
-    SLOTS = 8
-    PARAMS = 9  # address of the parameters
-    POINTERS = 10  # address of the array of pointers to them
-    SCRATCH = 11  # address of the stream's scratch memory
-    SCRATCH_BYTES = 12  # of each half
-    ERROR = 13
-    FOUND = 14  # where the current context is asked into
-    LAUNCH_KERNEL = 15  # addresses of functions of the NVIDIA driver
-    LAUNCH_COOPERATIVE = 16
-    WRITE_VALUE = 17
-    CURRENT_CONTEXT = 18
-    PUSH_CONTEXT = 19
-    POP_CONTEXT = 20
+    LAUNCH_KERNEL = 2  # addresses of functions of the NVIDIA driver
+    LAUNCH_COOPERATIVE = 3
+    WRITE_VALUE = 4
+    CURRENT_CONTEXT = 5
+    PUSH_CONTEXT = 6
+    POP_CONTEXT = 7
+    LAUNCH_EX = 8
+    CONFIG = 9  # address of a CUlaunchConfig whose one attribute lets a kernel start before the one in front has ended
+    PARAMS = 10  # address of the parameters
+    POINTERS = 11  # address of the array of pointers to them
+    MARK_EVERY = 12
+    TOLD = 13  # address of pairs: launches that tell when they begin; see TELLING
+    CLOSELY = 14  # from which streak on the feeder is wanted
+    WORD = 15  # address of the number of the last operation known to have run
+    FAULTS = 16  # address of the fault records of the current block
+    WORDS = 17  # address of its launch words
+    SLOTS = 18
+    SCRATCH = 19  # address of the stream's scratch memory
+    SCRATCH_BYTES = 20  # of each half
     DEPTH = 21  # most operations under way; 0 while the stream takes no launches this way
-    MARK_EVERY = 22
-    LAUNCH_EX = 23
-    CONFIG = 24  # address of a CUlaunchConfig whose one attribute lets a kernel start before the one in front has ended
-    TURN = 25  # which half of the scratch memory is next: two launches that overlap do not share one
-    FEEDER = 26  # address of the words of the device's feeder (`cuda_feeder.py`); 0: it has none
-    RING = 27  # address of the launches that wait for the feeder
-    HEAD = 28  # how many were posted
-    DONE = 29  # how many of them were made
-    POSTED = 30  # number of the last one
-    BUSY = 31  # somebody is making them
-    JAM = 32  # the NVIDIA driver refused one: nothing is made any more until Python has seen to it
-    LAST = 33  # when the last launch was made, in ticks of the processor
-    STREAK = 34  # launches that came shortly after the one in front
-    CLOSELY = 35  # from which streak on the feeder is wanted
-    # Launches that tell when they begin: pairs (address of the word, number of the operation that has ended by then).
-    TOLD = 36  # address of the pairs
-    TELLING = 37  # how many were noted
-    TOLD_DONE = 38  # how many of them are over
-    SEEN = 39  # number of the last operation that is known to have run by them
-    COUNT = 40
+    FEEDER = 22  # address of the words of the device's feeder (`cuda_feeder.py`); 0: it has none
+    RING = 23  # address of the launches that wait for the feeder
+    JAM = 24  # the NVIDIA driver refused one: nothing is made any more until Python has seen to it
+    # Written by whoever makes launches.
+    ISSUED = 32
+    MARKED = 33
+    USED = 34  # slots of the block that are taken
+    TURN = 35  # which half of the scratch memory is next: two launches that overlap do not share one
+    ERROR = 36
+    FOUND = 37  # where the current context is asked into
+    DONE = 38  # how many of the posted launches were made
+    TELLING = 39  # how many pairs (address of the word, number of the operation that has ended by then) were noted
+    BUSY = 40  # somebody is making them
+    # Written by whoever posts them, or looks at what has run.
+    HEAD = 48  # how many were posted
+    POSTED = 49  # number of the last one
+    LAST = 50  # when the last launch was made, in ticks of the processor
+    STREAK = 51  # launches that came shortly after the one in front
+    TOLD_DONE = 56  # how many of the pairs are over
+    SEEN = 57  # number of the last operation that is known to have run by them
+    COUNT = 64
 
 
 class Plan(IntEnum):
@@ -738,6 +742,9 @@ class Native:
         """(lane): the number of the last operation that is known to have run."""
         self.call_feeder: Callable[[int], int] = builtin("cuda_call_feeder", symbols["python_cuda_call_feeder"])
         """(words of a feeder): wake it."""
+        self.post = symbols["cuda_post"]
+        """Address of a function of native code, with the interpreter lock: (lane, plan, arguments, bytes of them): the
+        number of the launch, perhaps plus CLOSELY, or LONG_WAY."""
 
 
 _lock: Final = threading.Lock()
@@ -745,10 +752,10 @@ _made: list[Native] = []
 
 
 def native() -> Native:
-    """The functions; compiled at the first call of a process (some milliseconds)."""
+    """The functions; compiled, or read from the disk, at the first call of a process."""
     with _lock:
         if not _made:
-            names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain", "cuda_seen")]
+            names = [f"python_{name}" for name in (*_ENTRIES, "cuda_chain", "cuda_seen")] + ["cuda_post"]
             text = _text() + feeding_text(Lane, Plan, CLOSELY) + _doors()
-            _made.append(Native(jit.load_object(jit.compile_text(text, level=2), names)))
+            _made.append(Native(jit.load_object(kept_object("cuda-runtime", text), names)))
         return _made[0]

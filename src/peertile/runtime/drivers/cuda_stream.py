@@ -259,8 +259,8 @@ class CudaStream(StreamHandle, Target):
 
     __slots__ = (
         "api", "backlog", "block", "blocks", "calls", "capture", "closed", "config", "cu", "destroyed", "device",
-        "lane", "lane_address", "lane_memory", "lock", "name", "number", "params", "pending", "print_buffer", "retired",
-        "ring", "run", "settled", "spans", "unclean", "word", "word_address",
+        "host_threads", "lane", "lane_address", "lane_memory", "lock", "name", "number", "params", "pending",
+        "print_buffer", "retired", "ring", "run", "settled", "spans", "unclean", "word", "word_address",
     )  # fmt: skip
 
     in_graph = False
@@ -268,15 +268,19 @@ class CudaStream(StreamHandle, Target):
     def __init__(self, device: CudaDevice, priority: int, number: int) -> None:
         self.device = device
         self.api = device.api
+        self.host_threads = device.api.host_threads
         self.number = number
         self.cu = self.api.create_stream(priority)
         self.word_address = device.pinned.take(64)
         self.word = words_at(self.word_address, 8)
         self.word[0] = 0
         self.params = Params()
-        self.lane_memory = (ctypes.c_int64 * (Lane.COUNT + 2 * TELLING))()
-        self.lane = memoryview(self.lane_memory).cast("B").cast("q")
-        self.lane_address = ctypes.addressof(self.lane_memory)
+        words = Lane.COUNT + 2 * TELLING
+        self.lane_memory = (ctypes.c_int64 * (words + 8))()
+        unaligned = ctypes.addressof(self.lane_memory)
+        self.lane_address = -(-unaligned // 64) * 64
+        first = (self.lane_address - unaligned) // 8
+        self.lane = memoryview(self.lane_memory).cast("B").cast("q")[first : first + words]
         values = {
             Lane.STREAM: int(self.cu), Lane.CONTEXT: device.context_number, Lane.WORD: self.word_address,
             Lane.PARAMS: self.params.data_address, Lane.POINTERS: self.params.address, Lane.DEPTH: 0,
@@ -419,6 +423,14 @@ class CudaStream(StreamHandle, Target):
         elif sequence == FAILED:
             raise self.api.refused(self.lane[Lane.ERROR])
         return sequence
+
+    def linked(self) -> None:
+        """Native code posted a launch: see to it that somebody makes it, and take note of what has run."""
+        with self.lock:
+            if self.ring is not None and not self.device.feeder.words[Feeding.AWAKE]:
+                self._feed()
+                self.drain()
+            self.look()
 
     def _feed(self) -> None:
         """Launches follow each other closely: let the device's feeder make them."""
