@@ -252,7 +252,10 @@ def is_named(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether this very test was asked for, be it among whole files."""
     asked = (arg.partition("::") for arg in config.args)
     test = item.nodeid.partition("::")[2]
-    return any(name and item.path.name == Path(file).name and test.startswith(name) for file, _, name in asked)
+    return any(
+        name and item.path.name == Path(file).name and (test == name or test.startswith((f"{name}[", f"{name}::")))
+        for file, _, name in asked
+    )
 
 
 def is_quick(config: pytest.Config) -> bool:

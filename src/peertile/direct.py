@@ -29,7 +29,7 @@ from peertile.config import config
 from peertile.dtypes import DType
 from peertile.ir.types import Type
 
-__all__ = ["CudaCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch"]
+__all__ = ["CudaCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch", "written"]
 
 _OWN = "peertile."
 _FOLDERS = ("", "ir", "language", "frontend", "passes", "backends")
@@ -158,7 +158,7 @@ def _found_or_made(
     groups: dict[str, int] | None,
 ) -> Compiled:
     parts = fingerprint(fn)
-    values = _written(tuple(consts.items()))
+    values = written(tuple(consts.items()))
     if parts is None or values is None:
         return make()
     signature = "; ".join(f"{parameter}: {t}" for parameter, t in types.items())
@@ -198,21 +198,27 @@ def fingerprint(fn: FunctionType) -> tuple[str, ...] | None:
         names = set(_names(function.__code__))
         for name, value in _reached(function, names):
             # What exec defines in a bare namespace has no module.
-            if isinstance(value, FunctionType) and not (value.__module__ or "").startswith(_OWN):
+            if isinstance(value, FunctionType) and not _is_compilers(value.__module__ or ""):
                 parts.append(f"{name} is {value.__qualname__}")
                 if value not in seen:
                     seen.add(value)
                     pending.append(value)
                 continue
-            text = _written(value)
+            text = written(value)
             if text is None:
                 return None
             parts.append(f"{name} = {text}")
-        text = _written((function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))))
+        text = written((function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items()))))
         if text is None:
             return None
         parts.append(text)
     return tuple(parts)
+
+
+def _is_compilers(module: str) -> bool:
+    """Whether it is in `_FOLDERS`, whose files are in the key. Helpers of the library's kernels, say, are not."""
+    first, *rest = module.split(".")
+    return f"{first}." == _OWN and (len(rest) == 1 or rest[0] in _FOLDERS)
 
 
 def _code(code: CodeType) -> Iterator[str]:
@@ -261,7 +267,7 @@ class _Named(str):
     """The name of something whose definition is covered elsewhere."""
 
 
-def _written(value: Any) -> str | None:
+def written(value: Any) -> str | None:
     """A text that is equal exactly for equal values; None for objects that have none."""
     if isinstance(value, _Named | bool | int | float | complex | str | bytes | None):
         return f"{type(value).__name__} {value!r}"
@@ -270,7 +276,7 @@ def _written(value: Any) -> str | None:
     if isinstance(value, Enum):
         return f"{type(value).__module__}.{type(value).__qualname__}.{value.name} = {value.value!r}"
     if isinstance(value, tuple):
-        parts = [_written(item) for item in value]
+        parts = [written(item) for item in value]
         return None if None in parts else f"({', '.join(map(str, parts))})"
     if isinstance(value, type) and issubclass(value, Enum):
         return f"{value.__module__}.{value.__qualname__}: {[(m.name, repr(m.value)) for m in value]}"

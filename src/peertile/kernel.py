@@ -140,7 +140,8 @@ class KernelFunction:
                     op._ready = ready
                     op._bound = op._key = None
                     return op
-            except (TypeError, AttributeError):  # an argument of another kind, or missing: told below
+            except (TypeError, AttributeError, ValueError):
+                # An argument of another kind, or missing, which is told below; or no caller in Python.
                 key = None
         return self._op(args, kwargs, None, key)
 

@@ -18,7 +18,7 @@ from peertile.recognise import CONST, EXCLUSIVE, SCALAR, SHARED
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.drivers.cpu_emit import Function, Value, Var
 from peertile.runtime.drivers.object_code import ObjectWriter
-from peertile.runtime.objects import TYPE_WORD, is_locked_globally
+from peertile.runtime.objects import TYPE_WORD, NotFoundError, is_locked_globally
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Partition, Tensor
 
@@ -50,7 +50,7 @@ def native_call(cls: type, instead: str, outside: dict[str, bool]) -> Any:
         w.fast()
         w.call()
         symbols = w.compiled("kernel-calls")
-    except LookupError:
+    except NotFoundError:
         return None
     definition = _MethodDef(b"__call__", symbols["python_call"], _FASTCALL_KEYWORDS, None)
     _definitions.append(definition)
@@ -85,7 +85,8 @@ class _Writer(ObjectWriter):
             f.ret(0)
 
     def fast(self) -> None:
-        """The same, or null where it is not so simple; nothing has changed then, and no error is set."""
+        """The same, or null where it is not so simple; nothing has changed then. An error is set where a value of the
+        user's raised one when it was looked for."""
         f = self.m.define("fast", "ptr", "ptr self, ptr args, i64 count, ptr names")
         kernel, args, count = f["self"], f["args"], f["count"]
         ok = self._or_none
@@ -156,32 +157,35 @@ class _Writer(ObjectWriter):
                     self._take(f, pair, place, value)
                     f.call("PyTuple_SetItem", key, at, pair)
                     at.add(1)
-        ready = f.call("PyDict_GetItem", self.get(f, kernel, self.cls, "ready"), key)
+        known = self.get(f, kernel, self.cls, "ready")
+        ok(f, self.is_a(f, known, dict), given, uses, key)
+        ready = f.call("PyDict_GetItemWithError", known, key)
+        with f.if_(ready.to("i64").ne(0)):
+            f.call("Py_IncRef", ready)  # a collection below may run code that has the kernel forget it
         f.call("Py_DecRef", key)
         ok(f, ready.to("i64").ne(0), given, uses)
-        ok(f, self.is_a(f, ready, Ready), given, uses)
+        owned = given, uses, ready
+        ok(f, self.is_a(f, ready, Ready), *owned)
         use = f.call("PyTuple_GetItem", uses, 0)
-        ok(f, self.is_a(f, use, Use), given, uses)
+        ok(f, self.is_a(f, use, Use), *owned)
         storage = self.get(f, use, Use, "storage")
-        ok(f, self.is_a(f, storage, Storage), given, uses)
+        ok(f, self.is_a(f, storage, Storage), *owned)
         compiler = f.call(
             "PyObject_GetAttr", self.get(f, storage, Storage, "device"), self.constant(f, sys.intern("compiler"))
         )
         with f.if_(compiler.to("i64").eq(0)):
-            f.call("PyErr_Clear")
-            for part in (given, uses):
+            for part in owned:
                 f.call("Py_DecRef", part)
             f.ret(0)
         f.call("Py_DecRef", compiler)  # the device has it
-        ok(f, compiler.to("i64").eq(f.call("PyTuple_GetItem", ready, 4).to("i64")), given, uses)
-        site = self._site(f, given, uses)
+        ok(f, compiler.to("i64").eq(f.call("PyTuple_GetItem", ready, 4).to("i64")), *owned)
+        site = self._site(f, *owned)
         op = f.call("PyType_GenericAlloc", self.constant(f, LaunchOp), 0)
-        ok(f, op.to("i64").ne(0), given, uses, site)
-        for slot, owned in (("given", given), ("uses", uses), ("_site", site)):
-            self.fill(f, op, LaunchOp, slot, owned)
-            f.call("Py_DecRef", owned)
+        ok(f, op.to("i64").ne(0), *owned, site)
+        for slot, part in (("given", given), ("uses", uses), ("_site", site), ("_ready", ready)):
+            self.fill(f, op, LaunchOp, slot, part)
+            f.call("Py_DecRef", part)
         self.fill(f, op, LaunchOp, "kernel", kernel)
-        self.fill(f, op, LaunchOp, "_ready", ready)
         self.fill(f, op, LaunchOp, "_spent", self.constant(f, False))
         self.fill(f, op, LaunchOp, "_bound", none)
         self.fill(f, op, LaunchOp, "_key", none)
@@ -223,4 +227,12 @@ class _Writer(ObjectWriter):
         made = f.call("fast", f["self"], f["args"], f["count"], f["names"])
         with f.if_(made.to("i64").ne(0)):
             f.ret(made)
+        with f.if_(f.call("PyErr_Occurred").to("i64").ne(0)):
+            # What the method tries again after; anything else, Ctrl-C for instance, is the caller's.
+            again = f.var("i64", 0)
+            for kind in (TypeError, AttributeError, ValueError):
+                again.add(f.call("PyErr_ExceptionMatches", self.constant(f, kind)).to("i64"))
+            with f.if_(again.v.eq(0)):
+                f.ret(0)
+            f.call("PyErr_Clear")
         f.ret(f.call("slow", f["self"], f["args"], f["count"], f["names"]))

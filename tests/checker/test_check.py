@@ -93,6 +93,30 @@ def test_a_kernel_that_is_checked_again_is_compiled_once(monkeypatch) -> None:
     assert made == ["exchange"] * 3
 
 
+def test_a_kernel_with_a_constant_that_cannot_be_written_down_is_of_its_case_alone(monkeypatch) -> None:
+    def times(by: float):
+        def product(x):
+            return x * by
+
+        return product
+
+    @pt.kernel
+    def changed(z: T.Exclusive, x: T.Shared, change: T.Const):
+        z.store(change(x.load_like(z)))
+
+    monkeypatch.setattr(checked, "_kept", OrderedDict())
+    for by in (2.0, 3.0):
+
+        def main(group, by=by) -> None:
+            x, z = pt.ones(8, pt.f32), pt.zeros(8, pt.f32)
+            changed(z.partition(8), x, times(by)).sync()
+            assert z.numpy().tolist() == [by] * 8
+
+        report = check(main, 1, schedules=1)
+        assert report.clean, str(report)
+    assert not checked._kept  # a function may lie where another one lay
+
+
 @pytest.mark.slow
 def test_local_kernels_give_their_values() -> None:
     def main(group) -> None:

@@ -55,6 +55,31 @@ def test_fingerprint_changes_with_what_the_kernel_reaches_and_nothing_else():
     assert same != fingerprint(with_globals(kernel, helper=other))
 
 
+@pytest.mark.parametrize(
+    ("module", "is_covered"),
+    [("peertile.library.gemm", True), ("peertile.language.tiles", False), ("peertile.frontend.build", False)],
+)
+def test_helpers_of_the_library_count_as_a_users_do(module, is_covered):
+    """Those of the compiler do not: all of it is in the key by itself."""
+
+    def placed(function):
+        function.__module__ = module
+        return function
+
+    def one(x):
+        return x + 1
+
+    def two(x):
+        return x + 2
+
+    one.__qualname__ = two.__qualname__ = "helper"
+    prints = [
+        fingerprint(FunctionType(kernel.__code__, {**kernel.__globals__, "helper": placed(f)})) for f in (one, two)
+    ]
+    assert None not in prints
+    assert (prints[0] != prints[1]) is is_covered
+
+
 def test_kernel_that_reaches_an_object_without_a_text_is_compiled_the_longer_way():
     assert fingerprint(with_globals(kernel, N=object())) is None
 

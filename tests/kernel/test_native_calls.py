@@ -1,8 +1,11 @@
 """Kernels called in native code: the same operations, errors and source lines as from the Python method."""
 
+import _thread
 import functools
 import gc
+import itertools
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,6 +153,57 @@ def test_a_hash_of_the_user_that_raises_is_an_error(native):
         "KIND: expected a value that can be hashed, as code is compiled for it (T.Const), "
         f"got {bad!r}; pass a tuple for a list"
     )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
+def test_other_errors_of_a_hash_are_the_callers(native, error):
+    class Bad:
+        tries = 0
+
+        def __hash__(self):
+            self.tries += 1
+            raise error
+
+    t = things()
+    mixed(t.part, t.x, 1).sync()
+    bad = Bad()
+    with pytest.raises(error):
+        mixed(t.part, t.x, 1, 4, bad)
+    assert bad.tries == 1
+
+
+def test_what_is_forgotten_during_a_call_is_kept_by_its_operation(native):
+    """Before 3.12 a collection starts at an allocation, in native code as well."""
+    t = things()
+    known = mixed.ready
+
+    def forget(phase, info):
+        known.clear()
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(forget)
+    try:
+        for _ in range(20):
+            mixed(t.part, t.x, 1).sync()
+            gc.set_threshold(1, 1, 1)
+            op = mixed(t.part, t.x, 1)
+            gc.set_threshold(*thresholds)
+            assert op._ready is None or op._ready.prepared.grid == (1, 1, 1)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(forget)
+
+
+def test_a_caller_that_is_not_python_has_no_line(native):
+    t = things()
+    mixed(t.part, t.x, 1).sync()
+    made, over = [], threading.Lock()
+    over.acquire()
+    calls = itertools.chain(map(mixed, [t.part], [t.x], [1]), iter(over.release, None))
+    _thread.start_new_thread(made.extend, (calls,))
+    assert over.acquire(timeout=20)
+    assert describe(made[0]._site) == "an unknown line"
+    made[0].sync()
 
 
 def test_calls_keep_no_object_and_lose_none(native):

@@ -20,6 +20,8 @@ def test_quick(): ...
 def test_slow(): ...
 @pytest.mark.long
 def test_long(): ...
+@pytest.mark.long
+def test_long_too(): ...
 @pytest.mark.cuda
 def test_gpu(device): ...
 @pytest.mark.cuda2
@@ -65,12 +67,13 @@ QUIETLY = ("-k", "not leaves and not seed")
     [
         ((), {"quick", "slow", "marked"}),
         (("-m", "not slow and not long"), {"quick", "marked"}),
-        (("-m", "long"), {"long"}),
+        (("-m", "long"), {"long", "long_too"}),
         (("-m", "slow"), {"slow"}),
         (("--device", "cuda"), {"gpu", "two_gpus"}),
         (("--device", "cuda", "-m", "cuda"), {"gpu"}),
         (("tests/test_them.py::test_long",), {"long"}),
         (("tests/test_them.py::test_quick", "tests"), {"quick", "slow", "marked"}),
+        (("tests/test_them.py::test_long", "tests"), {"quick", "slow", "marked", "long"}),
     ],
     ids=lambda value: " ".join(value) or "suite" if isinstance(value, tuple) else "",
 )

@@ -10,7 +10,8 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import LeaseError, UsageError
 from peertile.kept_launch import KeptLaunch
-from peertile.runtime.standing import Standing
+from peertile.runtime.standing import Resting, Standing
+from peertile.runtime.stream import Stream
 
 pytestmark = pytest.mark.any_device
 
@@ -232,6 +233,36 @@ def test_later_work_that_took_its_place_is_refused_and_let_go_of_in_order(stream
         assert first.kept is second.kept is not None
         assert "still writes it" in text_of(z.write_use(), b, table)
     a.sync(20)
+
+
+def test_a_replay_under_way_is_told_of_by_its_own_name(streams, table, hold, doubling):
+    a, b = streams
+    _, x, z = doubling
+    graph = double(z.partition(8), x).graph_on(a, "g")
+    with hold(a):
+        graph.launch().submit(a)
+        reader = table.acquire("reader", b, None, x.shared_argument().uses)
+        graph.launch().submit(a)  # the first keeps its lease, and this has one of its own
+        assert [lease.name for lease in z.storage.leases if type(lease) is Resting] == ["g (replay 1)"]
+        table.release((reader,))
+    a.sync(20)
+
+
+def test_a_replay_that_no_stream_took_on_leaves_nothing_behind(streams, table, doubling, monkeypatch):
+    a, b = streams
+    _, x, z = doubling
+    graph = double(z.partition(8), x).graph_on(a)
+    graph.launch().submit(a).wait(20)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "admit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        graph.launch().submit(a)
+    monkeypatch.undo()
+    table.release((table.acquire("other", b, None, (z.write_use(),)),))
+    graph.launch().submit(a).wait(20)
 
 
 def test_a_launch_that_was_not_enqueued_leaves_nothing_behind(streams, table, doubling, monkeypatch):

@@ -27,7 +27,7 @@ from peertile.checker.streams import Printed, printing_to
 from peertile.checker.watch import HOST_SECONDS, Watch
 from peertile.comm.group import Group, RankModel
 from peertile.comm.launcher import Program, join_as
-from peertile.direct import fingerprint
+from peertile.direct import fingerprint, written
 from peertile.errors import ArgumentError, LaunchError, LeaseError, PeerFailed, SymmetryError, UnsupportedError
 from peertile.ir.core import Kernel
 from peertile.runtime.device import Device
@@ -86,7 +86,8 @@ class _RankGroup(Group):
 _KEPT: Final = 48
 _kept: Final[OrderedDict[Any, Any]] = OrderedDict()
 """Kernels made for any case of this process, those used last: what is checked again, with other seeds or on more ranks,
-is compiled once. Nothing of a run is in them, and their key is what a kernel means, with the place of each line."""
+is compiled once. Nothing of a run is in them, and their key is what a kernel means, with the place of each line. What
+has a constant that cannot be written down is not among them: another one may look the same in another run."""
 
 
 class SimCompiler:
@@ -103,28 +104,24 @@ class SimCompiler:
         groups: dict[str, int] | None = None,
     ) -> Any:  # fmt: skip
         parts = fingerprint(fn)
+        asked = fn, name, unsafe, types, consts, grid_rank, groups, self._change
         if parts is None:
-            return self._make(fn, name, unsafe, types, consts, grid_rank, groups)
+            return self._noted(compile_function(*asked))
         key = (name, unsafe, tuple(types.items()), repr(sorted(consts.items())), grid_rank, repr(groups), parts)
         found = self._made.get(key)
-        if found is None and self._change is None:
-            found = _kept.get(key)
-            if found is not None:
-                _kept.move_to_end(key)
-                self._made[key] = self._noted(found)
+        if found is not None:
+            return found
+        is_kept = self._change is None and written(tuple(consts.values())) is not None
+        found = _kept.get(key) if is_kept else None
         if found is None:
-            found = self._made[key] = self._make(fn, name, unsafe, types, consts, grid_rank, groups)
-            if self._change is None:
-                _kept[key] = found
-                if len(_kept) > _KEPT:
-                    _kept.popitem(last=False)
+            found = compile_function(*asked)
+        self._made[key] = self._noted(found)
+        if is_kept:
+            _kept[key] = found
+            _kept.move_to_end(key)
+            if len(_kept) > _KEPT:
+                _kept.popitem(last=False)
         return found
-
-    def _make(
-        self, fn: Any, name: str, unsafe: bool, types: dict[str, Any], consts: dict[str, Any], grid_rank: int,
-        groups: dict[str, int] | None,
-    ) -> Any:  # fmt: skip
-        return self._noted(compile_function(fn, name, unsafe, types, consts, grid_rank, groups, self._change))
 
     def _noted(self, made: Any) -> Any:
         for fault in made.binary.order_faults:

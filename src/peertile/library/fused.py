@@ -48,10 +48,10 @@ SENT_IN_A_TILE = 21
 2 inner / 6e12 s an element."""
 HALF_TILE = 0.66
 """Time of a tile of half the columns at the end, in those of a whole one: 60 us of 90, by two H200."""
-PAIRED = {False: True, True: False}
-"""Whether two ranks compute a tile of the other's and one of their own in turn. On GPUs that begins each tile anew and
-hides no more: a multiprocessor that sends a tile over the link fetches next to nothing meanwhile, 41 us for the next
-tile of an inner extent of 4096 become 54 to 58. 2048 x 8192 x 14336 takes two H200 717 us in two parts and 727 in
+PAIRED_ON_GPU = False
+"""Whether two GPUs compute a tile of the other's and one of their own in turn, as cores do. That begins each tile anew
+and hides no more: a multiprocessor that sends a tile over the link fetches next to nothing meanwhile, and 41 us for the
+next tile of an inner extent of 4096 become 54 to 58. 2048 x 8192 x 14336 takes two H200 717 us in two parts and 727 in
 pairs, 2048 x 8192 x 4096 227 both ways."""
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
@@ -146,7 +146,7 @@ class FusedProducts(FusedBase):
         self.staging_bytes = staging_bytes
         self.partials = partials
         self._worth_waiting = WORTH_WAITING
-        self._in_pairs = PAIRED[self._on_gpu]
+        self._in_pairs = PAIRED_ON_GPU or not self._on_gpu
         with self._making():
             self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)

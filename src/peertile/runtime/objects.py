@@ -2,7 +2,7 @@
 
 A slot of a class is at a fixed place in its instances, and a lock has a word that tells whether somebody holds it. Both
 are looked for in objects made for it. Where something is not found (another interpreter, a build without the global
-lock) there is a LookupError, and whoever asked does without native code. Reads and writes nothing but those objects.
+lock) there is a `NotFoundError`, and whoever asked does without native code. Changes nothing but those objects.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import sys
 import threading
 from typing import Any, Final
 
-__all__ = ["TYPE_WORD", "held_word", "is_locked_globally", "slot_word"]
+__all__ = ["TYPE_WORD", "NotFoundError", "held_word", "is_locked_globally", "slot_word"]
 
 _WORD: Final = 8
 _MOST_WORDS: Final = 64
 TYPE_WORD: Final = 1
 """Where an object has its type."""
+
+
+class NotFoundError(Exception):
+    """This interpreter keeps something elsewhere. No LookupError, which a mistake in what is written would be."""
 
 
 def is_locked_globally() -> bool:
@@ -32,13 +36,13 @@ def slot_word(cls: type, name: str) -> int:
     marks = _Mark(), _Mark()
     words = min(cls.__basicsize__ // _WORD, _MOST_WORDS)
     if _word(instance, TYPE_WORD) != id(cls):
-        raise LookupError(f"{cls.__name__}: expected the type in word {TYPE_WORD} of an object")
+        raise NotFoundError(f"{cls.__name__}: expected the type in word {TYPE_WORD} of an object")
     found = set(range(2, words))
     for mark in (*marks, None):
         _descriptor(cls, name).__set__(instance, mark)  # not setattr: the class may be frozen
         found &= {k for k in found if _word(instance, k) == id(mark)}
     if len(found) != 1:
-        raise LookupError(f"{cls.__name__}.{name}: expected its word among {words}, found {sorted(found)}")
+        raise NotFoundError(f"{cls.__name__}.{name}: expected its word among {words}, found {sorted(found)}")
     return found.pop()
 
 
@@ -56,7 +60,7 @@ def held_word() -> int:
     lock.release()
     found &= {k for k in found if _word(lock, k) == 0}
     if not found:
-        raise LookupError("RLock: expected a word that tells whether it is held, found none")
+        raise NotFoundError("RLock: expected a word that tells whether it is held, found none")
     return min(found)
 
 
@@ -64,7 +68,7 @@ def _descriptor(cls: type, name: str) -> Any:
     for base in cls.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
-    raise LookupError(f"{cls.__name__}: has no slot {name}")
+    raise NotFoundError(f"{cls.__name__}: has no slot {name}")
 
 
 class _Mark:

@@ -772,15 +772,13 @@ class GraphLaunchOp(DeviceOp[None]):
         replay = recording.replays + 1
         name = f"{recording.name} (replay {replay})"
         launched = Launched(name, stream, self._site, recording.uses, (_explain_node, recording))
-        standing: Standing | None = recording.standing_on(stream)
-        assert standing is not None
-        if standing.enter(self._site, name):
-            launched.kept = standing
-        else:
-            standing = None
+        standing: Standing | None = None
         stream.admit(launched)
         try:
-            if standing is None:
+            own = recording.standing_on(stream)
+            if own.enter(self._site, name):
+                standing = launched.kept = own
+            else:
                 device.leases.claim(launched)
             launched.sequence = device.driver.launch_graph(stream.handle, recording.handle, name=name).sequence
         except BaseException:

@@ -36,7 +36,10 @@ def is_outside(file: str) -> bool:
 
 def call_site(depth: int = 1) -> Site | None:
     """The nearest caller outside this package, `depth` frames up or further; None if there is none."""
-    frame = sys._getframe(depth)
+    try:
+        frame = sys._getframe(depth)
+    except ValueError:  # native code calls, in a thread of its own or at exit
+        return None
     while True:
         code = frame.f_code
         if OUTSIDE.get(code.co_filename) or is_outside(code.co_filename):

@@ -69,26 +69,27 @@ class Standing:
         with claims_lock:
             if lease.active:
                 return False
-            lease.site = site
-            if name is not None:
-                lease.name = name
             # Entries that later work of the stream took over are missing in `left`.
             if lease.left == len(self._uses):
                 mark = changes.mark
+                if mark is not self._mark:
+                    for storage, is_written in self._storages:
+                        if len(storage.claims) != 1 or storage.closed is not None or (is_written and storage.borrows):
+                            break  # another stream's work, an end, a borrow: to be looked at properly
+                    else:
+                        self._mark = mark
                 if mark is self._mark:
-                    lease.active = True
-                    lease.sequence = 0
-                    return True
-                for storage, is_written in self._storages:
-                    if len(storage.claims) != 1 or storage.closed is not None or (is_written and storage.borrows):
-                        break  # another stream's work, an end, a borrow: to be looked at properly
-                else:
-                    self._mark = mark
+                    if name is not None:
+                        lease.name = name
+                    lease.site = site
                     lease.active = True
                     lease.sequence = 0
                     return True
             if not lease.is_done():
-                return False
+                return False  # and what is left of it is told of as what is under way, not as this
+            if name is not None:
+                lease.name = name
+            lease.site = site
             lease.sequence = 0
             leases = lease.stream.device.leases
             leases.release((lease,))

@@ -7,7 +7,8 @@ before at once, and forms the weights of the former while the latter goes on (Sh
 Blocks in which no score is masked are not compared, either. All numbers are formed by the same operations in the same
 order as before, so the result has the same bits.
 
-A loop that is not in every point as it was when this was written and tried is left as it is.
+A loop that is not in every point as it was when this was written and tried is left as it is: it may be a user's own,
+which looks at the sum within a trip, say, or hides other keys.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ __all__ = ["put_in_order"]
 
 FIRST_BARRIER: Final = 8
 """Named barriers of a group's own: Triton has those from 0 on, one for each group and two more."""
+THREADS: Final = 128
+"""Of a group."""
+FARTHEST: Final = 1 << 30
+"""Most that is added to the number of a query in 32 bits, so that the sum is right."""
 
 _GROUP = re.compile(r"(?=^    (?:default|partition\d+\(.*) *\{?$)", re.MULTILINE)
 _HEAD = re.compile(
     r"^ *(?P<results>%\w+):(?P<count>\d+) = scf\.for (?P<at>%\w+) = (?P<low>%\w+) to (?P<high>%\w+) "
     r"step (?P<step>%\w+) iter_args\((?P<carried>[^()]*)\) -> \((?P<types>.*)\)  : i64 \{\n$"
 )
-_RESULT = re.compile(r"^ *(%\w+)(?::\d+)? = ")
-_NAME = re.compile(r"%\w+")
+_ID: Final = r"%[\w.$-]+"
+_END: Final = r"(?![\w.$-])"
+"""Behind a name, so that it is the whole one."""
+_RESULT = re.compile(rf"^ *({_ID})(?::\d+)? = ", re.MULTILINE)
+_NAME = re.compile(_ID)
 _TYPE = re.compile(r"!?[\w.]+<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>|\b[if]\d+\b")
 
 
@@ -129,25 +137,32 @@ class _Loop:
         _expect(len(dots) == len(waits) == len(arrivals) == 2)
         scores, values = dots
         _expect(scores < arrivals[0] < values < arrivals[1] and max(waits) < scores)
+        _expect(all(ops[n].has(f", {THREADS} ") for n in arrivals))
         self.scores, self.values = ops[scores], ops[values]
         self.scored, self.weighted = self._dot(self.scores), self._dot(self.values)
-        # The buffer of values, and the wait in front of it.
+        # The buffer of values, and the wait in front of it; so of keys, that neither is taken for the other.
         kept = _one(ops[:scores], f"{self.weighted[1]} = ttg.memdesc_index")
-        full = max((n for n in waits if n < kept), default=None)
-        _expect(full is not None and ops[full - 1].result not in ("",))
+        _expect(kept - 1 in waits)
+        (keys,) = [n + 1 for n in waits if n != kept - 1]
+        _expect(ops[keys].has("ttg.memdesc_index"))
+        _one(ops[:scores], f"{self.scored[1]} = ttg.memdesc_trans {ops[keys].result} ")
+        # With one alone, who loads may wait for it before the next keys, for which we wait before we give it back.
+        buffers = re.search(r" : !ttg\.memdesc<(\d+)x", ops[kept].text)
+        _expect(buffers is not None and int(buffers[1]) > 1)
+        full = re.search(r"ttng\.wait_barrier (%\w+),", ops[kept - 1].text)
+        _expect(full is not None)
         assert full is not None
-        self.for_values = self._with_sources(ops, [full, kept], waits)
+        self.for_values = [ops[_one(ops, f"{full[1]} = ttg.memdesc_index")], ops[kept - 1], ops[kept]]
         self.freed = ops[values + 1 : arrivals[1] + 1]
         # Scores of a block: all that is in front of them, without what the values alone need.
-        mine = {id(ops[n]) for n in (full, kept)} | {id(op) for op in self.for_values if op.has("ttg.memdesc_index")}
-        self.for_scores = [op for op in ops[:scores] if id(op) not in mine]
+        self.for_scores = [op for op in ops[:scores] if op not in self.for_values]
         self.scores_read = ops[scores + 1 : arrivals[0] + 1]
         weights = ops[arrivals[0] + 1 : values]
         total = [op for op in weights if op.has('"tt.reduce"')]
         _expect(len(total) == 2)
         self.total = total[1]
         summed = re.search(r'"tt\.reduce"\((%\w+)\)', self.total.text)
-        _expect(summed is not None and "arith.addf" in self.total.text)
+        _expect(summed is not None and "arith.addf" in self.total.text and "xf32" in self.total.type)
         assert summed is not None
         _one(weights, f"{summed[1]} = ", "ex2.approx")  # see _not_before
         scaling = [op for op in weights if op.result == self.weighted[2]]
@@ -156,45 +171,39 @@ class _Loop:
         late = [op for op in weights if op.has("arith.truncf") or op.has("ttg.convert_layout")]
         _expect(len(late) == 2 and late[1].result == self.weighted[0] and late[0].result in late[1].uses)
         self.late = late
-        self.weights = self._compared_where_needed([op for op in weights if op not in (*late, self.scaling)])
+        moved = (*late, self.scaling)
+        weights = [op for op in weights if op not in moved]
+        _expect(not any(op.uses & {later.result for later in moved} for op in weights))
+        self.weights = self._compared_where_needed(weights)
         self.counting = ops[arrivals[1] + 1 :]
         _expect(all(op.has("arith.addi") for op in self.counting))
         names = [name for name, _ in self.carried]
         self.sum = next((n for n, name in enumerate(names) if name in self.scaling.uses), -1)
         _expect(self.sum >= 0 and self.yields[self.sum] == self.values.result and len(self.yields) == len(names))
+        # The sum is a block behind: nobody but its scaling may look at it.
+        sums = {names[self.sum], self.values.result}
+        _expect(not any(op.uses & sums for op in ops if op is not self.scaling))
+        _expect(sum(name in sums for name in self.yields) == 1)
+        _expect(all(op.has("ttg.memdesc_index") or op.has("ttng.arrive_barrier") for op in self.freed))
         # What the values' buffer and barriers are found by, one block later.
         inside = {op.result: op for op in (*self.for_scores, *self.for_values) if op.result}
-        own = {op.result for op in (*self.values_ops(), *self.freed)}
-        found = {name for op in (*self.values_ops(), *self.freed) for name in op.uses if name in inside}
+        own = {op.result for op in (*self.for_values, *self.freed)}
+        found = {name for op in (*self.for_values, *self.freed) for name in op.uses if name in inside}
         self.handed = sorted(found - own)
         self.handed_types = [inside[name].type for name in self.handed]
         _expect(all(t in ("i1", "i32", "i64") for t in self.handed_types))
-        _expect(not any(name in names for op in (*self.values_ops(), *self.freed) for name in op.uses))
-
-    def values_ops(self) -> list[_Op]:
-        """The buffer of a block's values and its barrier, without how they are counted."""
-        return [op for op in self.for_values if op.has("ttg.memdesc_index") or op.has("ttng.wait_barrier")]
+        _expect(not any(op.uses & {*names, head["at"]} for op in (*self.for_values, *self.freed)))
 
     @staticmethod
     def _dot(op: _Op) -> tuple[str, str, str, str, str]:
         """The factors, what the product is added to, and the factors' types."""
         found = re.search(
-            r"ttng\.warp_group_dot (%\w+), (%\w+), (%\w+)(?: \{.*?\})? : (.*) \* (!ttg\.memdesc<.*>) -> tensor<",
+            rf"ttng\.warp_group_dot ({_ID}), ({_ID}), ({_ID})(?: \{{.*?\}})? : (.*) \* (!ttg\.memdesc<.*>) -> tensor<",
             op.text,
         )
         _expect(found is not None)
         assert found is not None
         return found[1], found[2], found[3], found[4], found[5]
-
-    @staticmethod
-    def _with_sources(ops: Sequence[_Op], wanted: Sequence[int], waits: Sequence[int]) -> list[_Op]:
-        """Those operations, and the barrier's own one."""
-        full, kept = wanted
-        barrier = re.search(r"ttng\.wait_barrier (%\w+),", ops[full].text)
-        _expect(barrier is not None)
-        assert barrier is not None
-        at = _one(ops, f"{barrier[1]} = ttg.memdesc_index")
-        return [ops[at], ops[full], ops[kept]]
 
     def _compared_where_needed(self, weights: list[_Op]) -> list[_Op]:
         """The comparison of keys with queries under a condition, where it has the form iota <= iota + a number."""
@@ -221,6 +230,10 @@ class _Loop:
         (number,) = source(number, "tt.splat")
         (spread,) = source(keys, "tt.broadcast")
         (keys,) = source(spread, "tt.expand_dims")
+        # The sum of both does not wrap: the number is an i64 that was clamped.
+        _, bound = source(*source(number, "arith.trunci", " : i64 to i32"), "arith.minsi")
+        most = re.search(r" = arith\.constant (?:\{.*\} )?(-?\d+) : i64", self._line_before(bound))
+        _expect(most is not None and int(most[1]) <= FARTHEST)
         first = re.search(r"tt\.make_range .*\bstart = (\d+) : i32", self._line_before(iota))
         last = re.search(r"tt\.make_range .*\bend = (\d+) : i32", self._line_before(keys))
         _expect(first is not None and last is not None)
@@ -251,7 +264,7 @@ class _Loop:
         return [*rest[: at + 1], _Op("".join(whole)), *rest[at + 1 :]]
 
     def _line_before(self, name: str) -> str:
-        found = re.search(rf"^ *{name} = .*$", self.before, re.MULTILINE)
+        found = re.search(rf"^ *{re.escape(name)} = .*$", self.before, re.MULTILINE)
         _expect(found is not None)
         assert found is not None
         return found[0]
@@ -259,7 +272,7 @@ class _Loop:
     def _renamed(self, ops: Sequence[_Op], suffix: str, names: dict[str, str]) -> str:
         """The operations once more, under names of their own; `names` says what others are to be called."""
         text = "".join(op.text for op in ops)
-        local = set(re.findall(r"^ *(%\w+)(?::\d+)? = ", text, re.MULTILINE))
+        local = set(_RESULT.findall(text))
 
         def name(found: re.Match[str]) -> str:
             old = found[0]
@@ -272,7 +285,6 @@ class _Loop:
     def text(self) -> str:
         head, step, types = self.head, self.head["step"], self.head["types"]
         names = [name for name, _ in self.carried]
-        t = self.values.type
         once = [
             *self.for_scores, self.scores, *self.scores_read, *self.weights, *self.late, self.scaling, *self.counting
         ]  # fmt: skip
@@ -297,18 +309,18 @@ class _Loop:
         # The sum of the block before: its buffer is found by what that trip handed on.
         past = dict(zip(self.handed, handed, strict=True))
         kept = f"%pt_v_{self.weighted[1][1:]}"
-        score = re.compile(rf"{self.scores.result}(?!\w)")
+        score = re.compile(re.escape(self.scores.result) + _END)
         out += [
-            self._renamed(self.values_ops(), "v", past),
+            self._renamed(self.for_values, "v", past),
             _asynchronous(self._product("%pt_o", "%pt_w", kept, names[self.sum])),
-            _awaited(f"{self.scores.result}:3", 1, ("%pt_s", *self.scored[:2]), (t, *self.scored[3:])),
+            _awaited(f"{self.scores.result}:3", 1, ("%pt_s", *self.scored[:2]), (self.scores.type, *self.scored[3:])),
             "".join(op.text for op in self.scores_read),
             score.sub(f"{self.scores.result}#0", "".join(op.text for op in self.weights)),
             self._not_before(),
-            _awaited("%pt_done:2", 0, ("%pt_o", kept), (t, self.weighted[4])),
+            _awaited("%pt_done:2", 0, ("%pt_o", kept), (self.values.type, self.weighted[4])),
             self._renamed(self.freed, "u", past),
             "".join(op.text for op in self.late),
-            re.sub(rf"{names[self.sum]}(?!\w)", "%pt_done#0", self.scaling.text),
+            re.sub(re.escape(names[self.sum]) + _END, "%pt_done#0", self.scaling.text),
             "".join(op.text for op in self.counting),
             _new(f"scf.yield {', '.join([*ends, self.weighted[0], *self.handed])} : {more}"),
             _new("}"),
@@ -318,7 +330,7 @@ class _Loop:
         kept = f"%pt_z_{self.weighted[1][1:]}"
         results = ", ".join("%pt_sum" if n == self.sum else f"%pt_loop#{n}" for n in range(len(names)))
         out += [
-            self._renamed(self.values_ops(), "z", final),
+            self._renamed(self.for_values, "z", final),
             self._product("%pt_sum", f"%pt_loop#{len(names)}", kept, f"%pt_loop#{self.sum}"),
             self._renamed(self.freed, "y", final),
             _new(f"scf.yield {results} : {types}"),
@@ -344,7 +356,7 @@ class _Loop:
         )
         formed = f'constraints = "=f,f", packed_element = 1 : i32, pure = false}} {self.total.result} : {t} -> {t}'
         met = 'constraints = "=r", packed_element = 1 : i32, pure = false} -> i32'
-        wait = f"bar.sync {self.barrier}, 128; mov.b32 $0, 0;"
+        wait = f"bar.sync {self.barrier}, {THREADS}; mov.b32 $0, 0;"
         return _new(f'%pt_formed = tt.elementwise_inline_asm "{asm}" {{{formed}') + _new(
             f'%pt_met = tt.elementwise_inline_asm "{wait}" {{{met}'
         )

@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,18 +230,22 @@ class _Said:
 
 @contextlib.contextmanager
 def _triton_cache(triton: Any, options: CudaOptions) -> Iterator[None]:
-    """Triton's own cache, beside ours and not in the user's home; another one for what is put in order on its way.
+    """Triton's own cache, beside ours and not in the user's home; others for what is put in order on its way.
 
     Triton names its entries by the content of its whole installation, which takes half a second of hashing in each
-    process. In a cache that is ours alone, the files' sizes and times tell as much.
+    process. In a cache that is ours alone, the files' sizes and times tell as much. It knows nothing of how loops are
+    put in order, so each way of doing that has a cache of its own.
     """
     hashed = _hashers()
     for module, _ in hashed:
         module.triton_key = _installation
     try:
         ordered = bool(options.specialize) and _version(triton.__version__) == ORDERED_BY
-        with triton.knobs.cache.scope(), contextlib.ExitStack() as stack:
-            triton.knobs.cache.dir = str(config().cache_dir / ("triton-ordered" if ordered else "triton"))
+        with contextlib.ExitStack() as stack:
+            if ordered:  # one thread after the other: at its end, each takes back what Triton was told, by whomever
+                stack.enter_context(_ordering)
+            stack.enter_context(triton.knobs.cache.scope())
+            triton.knobs.cache.dir = str(config().cache_dir / (f"triton-{_way()}" if ordered else "triton"))
             if ordered:
                 stack.enter_context(triton.knobs.runtime.scope())
                 triton.knobs.runtime.add_stages_inspection_hook = _with_order
@@ -248,6 +253,15 @@ def _triton_cache(triton: Any, options: CudaOptions) -> Iterator[None]:
     finally:
         for module, function in hashed:
             module.triton_key = function
+
+
+_ordering = threading.Lock()
+
+
+@functools.cache
+def _way() -> str:
+    """Which way of putting loops in order this is."""
+    return hashlib.sha256(Path(__file__).with_name("ahead.py").read_bytes()).hexdigest()[:12]
 
 
 def _with_order(backend: Any, stages: dict[str, Any], options: Any, language: Any, capability: Any) -> None:

@@ -27,7 +27,7 @@ from peertile.runtime.future import DeviceFuture
 from peertile.runtime.launched import Launched
 from peertile.runtime.lease import Lease, claims_lock
 from peertile.runtime.linking import LinkCode, Links, kinds, when_linked
-from peertile.runtime.objects import is_locked_globally
+from peertile.runtime.objects import NotFoundError, is_locked_globally
 from peertile.runtime.standing import Resting, Standing
 from peertile.runtime.storage import Storage, changes
 from peertile.runtime.stream import Stream, live_streams
@@ -167,12 +167,10 @@ class _Writer(ObjectWriter):
         self.unless(f, f.call("PySet_Size", self.get(f, f["handle"], CudaStream, "host_threads")).eq(0))
         f.ret(1)
 
-    def _ready(self, f: Function, op: Value) -> tuple[Value, Value, Value, Value]:
+    def _ready(self, f: Function, op: Value, ready: Value) -> tuple[Value, Value, Value, Value]:
         """What is ready of an operation: the launch, its arguments, how its fault is told; and its uses. Leaves unless
         it is a launch like one that was made before."""
-        self.unless(f, self.is_a(f, op, self.launch))
         self.unless(f, self.same(f, self.get(f, op, self.launch, "_bound"), None))
-        ready = self.get(f, op, self.launch, "_ready")
         with f.if_(self.same(f, ready, None)):
             f.ret(0)
         self.unless(f, f.call("current", f.call("PyTuple_GetItem", ready, 0)))
@@ -196,14 +194,35 @@ class _Writer(ObjectWriter):
         """The number of a launch as an object, which the caller lets go of."""
         return f.call("PyLong_FromLongLong", (number < CLOSELY).select(number, number - CLOSELY))
 
+    def _own_ready(self, f: Function) -> Value:
+        """What is ready of the operation, which the caller lets go of: a collection may run code that has the operation
+        made ready anew. Leaves unless it is a launch."""
+        self.unless(f, self.is_a(f, f["op"], self.launch))
+        ready = self.get(f, f["op"], self.launch, "_ready")
+        f.call("Py_IncRef", ready)
+        return ready
+
     def link(self) -> None:
-        """An operation of a context: see `Links`."""
-        C = ExecutionContext
+        """An operation of a context: see `Links`. It is spent from the beginning, whatever code a collection runs."""
         f = self.m.define("link", "i64", "ptr context, ptr op, ptr spent")
+        context, op, spent = f["context"], f["op"], f["spent"]
+        self.unless(f, self.is_a(f, context, ExecutionContext))
+        ready = self._own_ready(f)
+        code = f.var("i64", 0)
+        with f.if_(self.get(f, op, self.launch, "_spent").to("i64").eq(spent.to("i64"))):
+            self.put(f, op, self.launch, "_spent", self.constant(f, True))
+            code.set(f.call("link_spent", context, op, ready))
+            with f.if_(code.v.eq(0)):
+                self.put(f, op, self.launch, "_spent", spent)
+        f.call("Py_DecRef", ready)
+        f.ret(code)
+
+    def link_spent(self) -> None:
+        """The same for one that is spent."""
+        C = ExecutionContext
+        f = self.m.define("link_spent", "i64", "ptr context, ptr op, ptr ready")
         context, op = f["context"], f["op"]
-        self.unless(f, self.is_a(f, context, C))
-        prepared, args, maker, uses = self._ready(f, op)
-        self.unless(f, self.get(f, op, self.launch, "_spent").to("i64").eq(f["spent"].to("i64")))
+        prepared, args, maker, uses = self._ready(f, op, f["ready"])
         handle, stream = self.get(f, context, C, "handle"), self.get(f, context, C, "stream")
         self.unless(f, f.call("open", handle, prepared))
         storage = self.get(f, f.call("PyTuple_GetItem", uses, 0), Use, "storage")
@@ -241,7 +260,6 @@ class _Writer(ObjectWriter):
             f.call("PyList_Append", leases, new)
             f.call("Py_DecRef", new)
             lease.set(new)
-        self.put(f, op, self.launch, "_spent", self.constant(f, True))
         posted = f.var("i64", 0)
         # Behind launches of a zip that were put off it is put off as well.
         with f.if_(f.call("PyList_Size", self.get(f, context, C, "batch")).eq(0)):
@@ -300,9 +318,17 @@ class _Writer(ObjectWriter):
     def post_one(self) -> None:
         """An operation that is its own submission: see `Links`."""
         f = self.m.define("post", "i64", "ptr launched, ptr op")
+        self.unless(f, self.is_a(f, f["launched"], Launched))
+        ready = self._own_ready(f)
+        code = f.call("post_ready", f["launched"], f["op"], ready)
+        f.call("Py_DecRef", ready)
+        f.ret(code)
+
+    def post_ready(self) -> None:
+        """The same with what is ready of it."""
+        f = self.m.define("post_ready", "i64", "ptr launched, ptr op, ptr ready")
         launched, op = f["launched"], f["op"]
-        self.unless(f, self.is_a(f, launched, Launched))
-        prepared, args, _, uses = self._ready(f, op)
+        prepared, args, _, uses = self._ready(f, op, f["ready"])
         stream = self.get(f, launched, Launched, "stream")
         self.unless(f, self.is_a(f, stream, Stream))
         storage = self.get(f, f.call("PyTuple_GetItem", uses, 0), Use, "storage")
@@ -344,25 +370,24 @@ class _Writer(ObjectWriter):
         self.unless(f, self.is_a(f, stream, Stream))
         launch = self.get(f, kept, self.kept, "launch")
         self.unless(f, self.is_a(f, launch, self.launch))
-        ready = self.get(f, launch, self.launch, "_ready")
-        with f.if_(self.same(f, ready, None)):
-            f.ret(0)
-        self.unless(f, f.call("current", f.call("PyTuple_GetItem", ready, 0)))
-        prepared, args, maker = (f.call("PyTuple_GetItem", ready, k) for k in (1, 2, 3))
         launched = f.call("PyType_GenericAlloc", self.constant(f, Launched), 0)
         self.unless(f, launched.to("i64").ne(0))
         future = f.call("PyType_GenericAlloc", self.constant(f, DeviceFuture), 0)
-        number = f.var("i64", 0)
+        number, known = f.var("i64", 0), f.var("ptr", 0)
         with f.if_(future.to("i64").ne(0)):
             standing = self.get(f, kept, self.kept, "_standing")
             with f.if_(f.call("stands", standing, stream)):
-                handle = self.get(f, stream, Stream, "handle")
-                with f.if_(f.call("open", handle, prepared)):
-                    number.set(f.call("posted", handle, prepared, args))
+                known.set(f.call("ready", launch))
+                with f.if_(known.v.to("i64").ne(0)):
+                    handle = self.get(f, stream, Stream, "handle")
+                    prepared, args = (f.call("PyTuple_GetItem", known, k) for k in (1, 2))
+                    with f.if_(f.call("open", handle, prepared)):
+                        number.set(f.call("posted", handle, prepared, args))
         with f.if_(number.v.eq(0)):
             f.call("Py_DecRef", launched)
             f.call("Py_DecRef", future)
             f.ret(0)
+        prepared, maker = (f.call("PyTuple_GetItem", known, k) for k in (1, 3))
         standing = self.get(f, kept, self.kept, "_standing")
         lease = self.get(f, standing, Standing, "lease")
         plain, zero = self._plain(f, number.v), f.call("PyLong_FromLongLong", 0)
@@ -399,6 +424,15 @@ class _Writer(ObjectWriter):
                 f.ret(0)
             f.call("Py_DecRef", looked)
         f.ret(future)
+
+    def ready(self) -> None:
+        """What is ready of a kept launch, borrowed, if it is current; null if not."""
+        f = self.m.define("ready", "ptr", "ptr launch")
+        ready = self.get(f, f["launch"], self.launch, "_ready")
+        with f.if_(self.same(f, ready, None)):
+            f.ret(0)
+        self.unless(f, f.call("current", f.call("PyTuple_GetItem", ready, 0)))
+        f.ret(ready)
 
     def stands(self) -> None:
         """Whether a standing lease is held by nobody, and nothing has changed since it was entered last: as
@@ -466,15 +500,18 @@ def _compiled(native: Native) -> Links | None:
             w.look,
             w.claim,
             w.again,
+            w.link_spent,
             w.link,
+            w.post_ready,
             w.post_one,
             w.push,
             w.stands,
+            w.ready,
             w.resubmit,
             w.doors,
         ):
             write()
-    except LookupError:
+    except NotFoundError:
         return None
     symbols = w.compiled("cuda-links")
     for also in when_linked:

@@ -41,6 +41,7 @@ class ObjectWriter:
             ("PyObject_GetAttr", "ptr", "ptr ptr"), ("PyEval_GetFrame", "ptr", ""), ("PyFrame_GetCode", "ptr", "ptr"),
             ("PyFrame_GetLasti", "i32", "ptr"), ("PyErr_Occurred", "ptr", ""), ("PyObject_Size", "i64", "ptr"),
             ("PySet_Add", "i32", "ptr ptr"), ("PyObject_Vectorcall", "ptr", "ptr ptr i64 ptr"),
+            ("PyDict_GetItemWithError", "ptr", "ptr ptr"), ("PyErr_ExceptionMatches", "i32", "ptr"),
         ):  # fmt: skip
             self.m.declare(name, result, *params.split())
 
