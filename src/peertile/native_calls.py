@@ -8,34 +8,21 @@ leaves the method where it is.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from typing import Any, Final
+from typing import Any
 
 from peertile.binding import Ready
 from peertile.launch import LaunchOp
 from peertile.recognise import CONST, EXCLUSIVE, SCALAR, SHARED
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.drivers.cpu_emit import Function, Value, Var
+from peertile.runtime.drivers.cpu_native_python import method
 from peertile.runtime.drivers.object_code import ObjectWriter
 from peertile.runtime.objects import TYPE_WORD, NotFoundError, is_locked_globally
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Partition, Tensor
 
 __all__ = ["native_call"]
-
-
-class _MethodDef(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-_FASTCALL_KEYWORDS: Final = 0x82
-_definitions: Final[list[_MethodDef]] = []
 
 
 def native_call(cls: type, instead: str, outside: dict[str, bool]) -> Any:
@@ -52,12 +39,7 @@ def native_call(cls: type, instead: str, outside: dict[str, bool]) -> Any:
         symbols = w.compiled("kernel-calls")
     except NotFoundError:
         return None
-    definition = _MethodDef(b"__call__", symbols["python_call"], _FASTCALL_KEYWORDS, None)
-    _definitions.append(definition)
-    new: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)(
-        ("PyDescr_NewMethod", ctypes.pythonapi)
-    )
-    return new(cls, ctypes.addressof(definition))
+    return method(cls, "__call__", symbols["python_call"])
 
 
 class _Writer(ObjectWriter):
@@ -68,11 +50,11 @@ class _Writer(ObjectWriter):
     def slow(self) -> None:
         """Have Python do it."""
         f = self.m.define("slow", "ptr", "ptr self, ptr args, i64 count, ptr names")
-        method = f.call("PyObject_GetAttr", f["self"], self.constant(f, self.instead))
-        with f.if_(method.to("i64").eq(0)):
+        instead = f.call("PyObject_GetAttr", f["self"], self.constant(f, self.instead))
+        with f.if_(instead.to("i64").eq(0)):
             f.ret(0)
-        result = f.call("PyObject_Vectorcall", method, f["args"], f["count"], f["names"])
-        f.call("Py_DecRef", method)
+        result = f.call("PyObject_Vectorcall", instead, f["args"], f["count"], f["names"])
+        f.call("Py_DecRef", instead)
         f.ret(result)
 
     def _or_none(self, f: Function, condition: Value, *owned: Value) -> None:

@@ -71,7 +71,7 @@ def run_pipeline(
         before = list(walk(kernel.body)) if verify and run in _EXPANSIONS else None
         kernel = decide_bounds(kernel, residual=residual_checks) if run is decide_bounds else run(kernel)
         done.add(run.__name__)
-        if verify and run not in _FACTS and before != list(walk(kernel.body)):
+        if verify and run not in _FACTS and (before is None or before != list(walk(kernel.body))):
             verify_kernel(
                 kernel,
                 expanded="expand_multicast" in done,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from peertile.runtime.drivers.cpu_emit import Module, Value
 
-__all__ = ["ENTRIES", "builtin", "emit_entries", "symbol_of"]
+__all__ = ["ENTRIES", "builtin", "emit_entries", "method", "symbol_of"]
 
 ENTRIES: Final[dict[str, tuple[str, bool]]] = {
     "run_inline": ("iii", True),
@@ -29,6 +29,7 @@ ENTRIES: Final[dict[str, tuple[str, bool]]] = {
 address, `s` a bytes object passed as its address, `b` one passed as its address and its length."""
 
 _FASTCALL: Final = 0x80
+_KEYWORDS: Final = 0x02
 
 
 def symbol_of(name: str) -> str:
@@ -79,15 +80,28 @@ class _MethodDef(ctypes.Structure):
     ]
 
 
-_definitions: Final[list[_MethodDef]] = []  # a builtin refers to its definition for as long as it lives
+_definitions: Final[list[_MethodDef]] = []  # what is made of a definition refers to it for as long as it lives
+
+
+def _defined(name: str, address: int, flags: int) -> int:
+    """Address of the definition of the entry at `address`, for CPython."""
+    definition = _MethodDef(name.encode(), address, flags, None)
+    _definitions.append(definition)
+    return ctypes.addressof(definition)
 
 
 def builtin(name: str, address: int) -> Callable[..., int]:
     """The entry at `address` as an object that Python calls."""
-    definition = _MethodDef(name.encode(), address, _FASTCALL, None)
-    _definitions.append(definition)
     new: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
         ("PyCFunction_NewEx", ctypes.pythonapi)
     )
-    function: Callable[..., int] = new(ctypes.addressof(definition), None, None)
+    function: Callable[..., int] = new(_defined(name, address, _FASTCALL), None, None)
     return function
+
+
+def method(cls: type, name: str, address: int) -> Any:
+    """The entry at `address`, which takes names of arguments as well, as a method of instances of `cls`."""
+    new: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)(
+        ("PyDescr_NewMethod", ctypes.pythonapi)
+    )
+    return new(cls, _defined(name, address, _FASTCALL | _KEYWORDS))

@@ -1,12 +1,13 @@
 """Launches of the cuda driver from operation to ring in native code: leases and all that the host keeps of a launch.
 
 Posting a launch for the device's feeder takes some 50 ns (`cuda_native_feeding.py`); in Python, entering its lease and
-noting who made it takes thirty times that. Here two functions do both for the common case, with the interpreter lock
-held throughout, so that nothing else of Python runs meanwhile: `link`, for an operation of a chain or zip, and `post`,
-for one submitted alone. They do what `LaunchOp._execute` and `LaunchOp.submitted_at` do, and refuse (0: nothing has
-changed) whatever is less simple: another stream's work, memory that is lent out, a stream that is behind, no feeder
-awake, somebody who holds one of the locks. Only functions of CPython's stable ABI are called; where the slots of our
-own classes are is found out by trying (`objects.py`), and without that there are no such functions.
+noting who made it takes thirty times that. Here functions do both for the common case, with the interpreter lock held
+throughout, so that nothing else of Python runs meanwhile: `link`, for an operation of a chain or zip, `post`, for one
+submitted alone, and `resubmit`, for one that its owner keeps. They do what `LaunchOp._execute`, `LaunchOp.submitted_at`
+and `KeptLaunch.submitted` do, and refuse (nothing has changed then) whatever is less simple: another stream's work,
+memory that is lent out, a stream that is behind, no feeder awake, somebody who holds one of the locks. Only functions
+of CPython's stable ABI are called; where the slots of our own classes are is found out by trying (`objects.py`), and
+without that there are no such functions.
 """
 
 from __future__ import annotations
@@ -117,12 +118,8 @@ class _Writer(ObjectWriter):
         with f.range(f.call("PyTuple_Size", f["uses"])) as k:
             use = f.call("PyTuple_GetItem", f["uses"], k)
             storage = self.get(f, use, Use, "storage")
-            self.unless(f, self.same(f, self.get(f, storage, Storage, "closed"), None))
+            self._may_use(f, use, storage)
             self.unless(f, self.same(f, self.get(f, use, Use, "channel"), False))
-            with f.if_(self.same(f, self.get(f, use, Use, "exclusive"), False)) as branch:
-                pass
-            with branch.otherwise():
-                self.unless(f, f.call("PyDict_Size", self.get(f, storage, Storage, "borrows")).eq(0))
             claims = self.get(f, storage, Storage, "claims")
             streams = f.call("PyDict_Size", claims)
             with f.if_(streams.eq(0)) as branch:
@@ -139,6 +136,14 @@ class _Writer(ObjectWriter):
                     self.unless(f, known.ne(0))
         self.unless(f, missing.v <= f["spares"])
         f.ret(1)
+
+    def _may_use(self, f: Function, use: Value, storage: Value) -> None:
+        """Leave where a storage is closed, or lent out to somebody who would see what the use writes."""
+        self.unless(f, self.same(f, self.get(f, storage, Storage, "closed"), None))
+        with f.if_(self.same(f, self.get(f, use, Use, "exclusive"), False)) as branch:
+            pass
+        with branch.otherwise():
+            self.unless(f, f.call("PyDict_Size", self.get(f, storage, Storage, "borrows")).eq(0))
 
     def posted(self) -> None:
         """Post a launch and take note of it, as `CudaDevice.enqueue` does: what `cuda_post` says; 0: it is not."""
@@ -187,8 +192,12 @@ class _Writer(ObjectWriter):
 
     def _end(self, f: Function, number: Value) -> None:
         """Return whether the driver wants to look."""
-        fine = (number < CLOSELY).select(1, 0) & (number & LOOK_MASK).ne(0).select(1, 0)
-        f.ret(fine.ne(0).select(_DONE, _LOOK))
+        f.ret(self._goes_on(number).select(_DONE, _LOOK))
+
+    @staticmethod
+    def _goes_on(number: Value) -> Value:
+        """Whether the driver need not look after the launch with this number."""
+        return ((number < CLOSELY).select(1, 0) & (number & LOOK_MASK).ne(0).select(1, 0)).ne(0)
 
     def _plain(self, f: Function, number: Value) -> Value:
         """The number of a launch as an object, which the caller lets go of."""
@@ -308,11 +317,7 @@ class _Writer(ObjectWriter):
             storage = self.get(f, use, Use, "storage")
             self.unless(f, self.is_a(f, storage, Storage))
             self.unless(f, f.call("PyDict_Size", self.get(f, storage, Storage, "claims")).eq(1))
-            self.unless(f, self.same(f, self.get(f, storage, Storage, "closed"), None))
-            with f.if_(self.same(f, self.get(f, use, Use, "exclusive"), False)) as branch:
-                pass
-            with branch.otherwise():
-                self.unless(f, f.call("PyDict_Size", self.get(f, storage, Storage, "borrows")).eq(0))
+            self._may_use(f, use, storage)
         f.ret(1)
 
     def post_one(self) -> None:
@@ -413,8 +418,9 @@ class _Writer(ObjectWriter):
             self.fill(f, future, DeviceFuture, slot, value)
         for owned in (launched, plain, zero):
             f.call("Py_DecRef", owned)
-        fine = (number.v < CLOSELY).select(1, 0) & (number.v & LOOK_MASK).ne(0).select(1, 0)
-        with f.if_(fine.eq(0)):
+        with f.if_(self._goes_on(number.v)) as branch:
+            pass
+        with branch.otherwise():
             handle = self.get(f, stream, Stream, "handle")
             method = f.call("PyObject_GetAttr", handle, self.constant(f, sys.intern("linked")))
             looked = f.call("PyObject_Vectorcall", method, given, 0, f.value(0, "ptr"))
