@@ -7,6 +7,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.checker import watch
 from peertile.checker.check import CheckReport, check
-from peertile.checker.program import CannotCheck
+from peertile.checker.program import CannotCheck, HostStuck, ProgramCase
 from peertile.memory_model import Order
 from peertile.sim import explore as exploration
 from peertile.sim.explore import explore
@@ -185,6 +186,19 @@ def test_a_run_without_an_end_is_not_run_a_hundred_times_to_shrink_it(monkeypatc
     ran.clear()
     (verdict,) = explore(case, 1, seed=7).verdicts
     assert (len(ran), str(verdict.replay)) == (1, "--seed 7")
+
+
+def test_at_its_end_the_machine_has_the_time_that_it_always_has() -> None:
+    case = ProgramCase(lambda group: None, 1)
+    case._machine = SimpleNamespace(host=None, stopping=True, ready=[], current=0)
+    case._watch = SimpleNamespace(stands_for=59.0)
+    case._stuck(None)  # a host would be told to stop
+    case._watch.stands_for = 60.0
+    with pytest.raises(HostStuck) as stuck:
+        case._stuck(None)
+    assert str(stuck.value) == (
+        "the machine: cannot be checked, as it ran for 60 s without letting others go on; --host-seconds N allows more"
+    )
 
 
 def test_nothing_is_raised_in_a_finaliser_which_would_drop_it() -> None:

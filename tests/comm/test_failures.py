@@ -423,7 +423,8 @@ if __name__ == "__main__":
     ("number", "before", "ends"),
     [
         (signal.SIGTERM, "pass", (-signal.SIGTERM, "")),
-        (signal.SIGHUP, "pass", (-signal.SIGHUP, "")),
+        # nohup has it ignored, and all that it starts
+        (signal.SIGHUP, "signal.signal(signal.SIGHUP, signal.SIG_DFL)", (-signal.SIGHUP, "")),
         (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))", (0, "SystemExit 5\n")),
         (signal.SIGINT, "pass", (0, "KeyboardInterrupt \n")),
     ],

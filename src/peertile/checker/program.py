@@ -227,6 +227,8 @@ class ProgramCase(Case):
                 self._is_stuck = error
             host.tell(error)
             return
+        if machine.stopping and self._watch.stands_for < self.host_seconds:
+            return  # hosts have less time at their end, the machine itself does not, and the run has its verdict
         agent: Any = machine.ready[machine.current] if machine.current < len(machine.ready) else None
         who, launched = ("the machine", "") if agent is None else (agent.where(), agent.launched())
         raise HostStuck(f"{who}: cannot be checked, as {why}{launched and f' ({launched})'}")

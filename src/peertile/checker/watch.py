@@ -39,6 +39,7 @@ class Watch:
     ) -> None:  # fmt: skip
         self.heard: BaseException | None = None
         self._seconds = seconds
+        self._tick = seconds / _LOOKS
         self._count = count
         self._stuck = stuck
         self._end = end
@@ -71,14 +72,20 @@ class Watch:
         if self._is_armed and self._seconds > STOP_SECONDS:
             assert _setitimer is not None
             self._seen = -1
-            _setitimer(signal.ITIMER_REAL, STOP_SECONDS / _LOOKS, STOP_SECONDS / _LOOKS)
+            self._tick = STOP_SECONDS / _LOOKS
+            _setitimer(signal.ITIMER_REAL, self._tick, self._tick)
+
+    @property
+    def stands_for(self) -> float:
+        """Seconds for which the machine has stood still, at least."""
+        return self._looks * self._tick
 
     def _arm(self) -> bool:
         """Takes the timer of the system. Somebody else's, such as a test's bound, is kept in mind and acts as well."""
         self._other = None if _setitimer is None else _getsignal(signal.SIGALRM)
         if _setitimer is None or self._other is None:
             return False
-        tick = self._seconds / _LOOKS
+        tick = self._tick
         _signal(signal.SIGALRM, self._look)
         left, self._other_interval = _setitimer(signal.ITIMER_REAL, tick, tick)
         self._other_at = _monotonic() + left if left else None
