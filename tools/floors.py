@@ -64,6 +64,7 @@ FLOORS: tuple[tuple[str, tuple[Folder, ...]], ...] = (
                 ("runtime",),
                 "driver protocol and drivers, device, stream, event, buffer, tensor, partition, lease, lazy op",
             ),
+            Folder("timelines", 45, ("timelines",), "what ranks did and when: recording, trace files, pictures"),
         ),
     ),
     (

@@ -848,16 +848,21 @@ def reduce(b: Bench) -> None:
         for m in (1, 16, 64, 4):
             for name, options in ways(b):
                 label = f"GEMM+all-reduce {m}x{n}x{k} {name}"
-                case(b, "reduce", label, lambda m=m, n=n, k=k, o=options: _reduce(b, m, n, k, o))  # type: ignore[misc]
+                case(b, "reduce", label, lambda m=m, n=n, k=k, o=options: _reduce(b, m, n, k, dict(o)))  # type: ignore[misc]
 
 
 def _reduce(b: Bench, m: int, n: int, k: int, options: Json) -> Json:
+    """With the communicator of collectives that a program has anyhow; with {"together": true} in one launch."""
     torch, size = b.torch, b.group.size
     inner = k // size
     a, ws = b.randn(m, inner), [b.randn(inner, n) for _ in range(ROTATE)]
     z, part = b.poisoned(m, n), b.poisoned(m, n)
     own, factors, out = b.ours(a), [b.ours(w) for w in ws], b.ours(z)
-    with _communicator(b, 16 * MIB, options) as fused:
+    together = options.pop("together", False)
+    with (
+        Collectives(b.group) as comm,
+        _communicator(b, 16 * MIB, {"collectives": None if together else comm, **options}) as fused,
+    ):
         fused.matmul_all_reduce(own, factors[0], out).sync()
         want = a.double() @ ws[0].double()
         torch.distributed.all_reduce(want)
@@ -919,9 +924,9 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
             last = moe.dispatch(own, chosen).sync()
             return b.graph_of_ours([lambda: moe.combine(last, factors, out=out)], 4)
 
-        us = b.compare({
-            "dispatch": lambda: b.graph_of_ours([lambda: moe.dispatch(own, chosen)], 4), "combine": combined,
-        })  # fmt: skip
+        # One after the other: without graphs each dispatch overwrites what the last one sent.
+        us = b.compare({"combine": combined})
+        us |= b.compare({"dispatch": lambda: b.graph_of_ours([lambda: moe.dispatch(own, chosen)], 4)})
         mine, peer = (torch.ones((64 << 20) // SHRINK**2, dtype=torch.int32, device=PLACE) for _ in range(2))
         copied = b.compare({
             "us": lambda: b.graph_of_theirs([lambda: torch.distributed.all_to_all_single(peer, mine)], 2),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import turns
 from turns import Json, Run
 
 import peertile as pt
-from peertile.library.cuda_collectives import FILLED_WORDS, TILE_BYTES, WORDS, Family, GpuPlans, Shape
+from peertile.library.cuda_collectives import FILLED_WORDS, TILE_BYTES, WORDS, Family, GpuPlans, Room, Shape
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
@@ -25,6 +26,17 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = [1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 PROGRAMS = 528
 FLAGGED, FILLED, PUSHED = Algorithm.FLAGGED, Algorithm.FILLED, Algorithm.PUSHED
+
+
+ROOMS = (Room(32), Room(64), Room(16, 2 * FILLED_WORDS), Room(32, 2 * FILLED_WORDS))
+"""What else filled tiles may have: fewer fences, longer tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roomy(Shape):
+    """A shape of plans that have this room."""
+
+    room: Room
 
 
 class Bench:
@@ -94,8 +106,11 @@ class Case:
     chooses.
     """
 
-    def __init__(self, b: Bench, plans: GpuPlans, family: Family, nbytes: int) -> None:
+    def __init__(
+        self, b: Bench, plans: GpuPlans, family: Family, nbytes: int, roomy: Mapping[Room, GpuPlans] | None = None
+    ) -> None:
         self.b, self.plans, self.family, self.nbytes = b, plans, family, nbytes
+        self.roomy = roomy or {}
         n, me = b.group.size, b.group.rank
         count = nbytes // 2
         self.sent = nbytes if family is Family.ALL_REDUCE else nbytes // n
@@ -115,11 +130,12 @@ class Case:
 
     def launch(self, shape: Shape) -> Any:
         """Ours, by kernels of that shape."""
+        plans = self.roomy[shape.room] if isinstance(shape, Roomy) else self.plans
         if self.family is Family.ALL_REDUCE:
-            return self.plans.all_reduce(shape, self.x, self.out, ReduceOp.SUM)
+            return plans.all_reduce(shape, self.x, self.out, ReduceOp.SUM)
         if self.family is Family.REDUCE_SCATTER:
-            return self.plans.reduce_scatter(shape, self.x, self.out, ReduceOp.SUM)
-        return self.plans.gather(shape, self.x, self.out, each=self.family is Family.ALL_TO_ALL)
+            return plans.reduce_scatter(shape, self.x, self.out, ReduceOp.SUM)
+        return plans.gather(shape, self.x, self.out, each=self.family is Family.ALL_TO_ALL)
 
     def ours(self, shape: Shape) -> Callable[[], Run]:
         """Makes its graph, and looks at what comes out of it, to the bit."""
@@ -216,4 +232,30 @@ def variants(family: Family, sent: int, itemsize: int) -> dict[str, Shape]:
         if sent >= 4 * MIB:
             for tile, programs in ((8192, PROGRAMS // 2), (TILE_BYTES, 132), (TILE_BYTES, 198)):
                 add(PUSHED, tile, programs, unit)
+    return found
+
+
+def roomy_variants(family: Family, sent: int, itemsize: int) -> dict[str, Shape]:
+    """Ways beside those of `variants` for a long message of all-reduce, whose programs take several turns: other
+    numbers of programs, such that all of them have as many turns, and what `ROOMS` make possible."""
+    found: dict[str, Shape] = {}
+    if family is not Family.ALL_REDUCE or sent <= PROGRAMS * 8 * FILLED_WORDS:
+        return found
+
+    def even(tile_bytes: int, most: int) -> list[int]:
+        """As many programs as are asked for at most, and the fewest that take as few turns."""
+        tiles = -(-sent // tile_bytes)
+        return sorted({most, -(-tiles // -(-tiles // most))})
+
+    for tile_bytes, most in ((8192, PROGRAMS), (TILE_BYTES, PROGRAMS // 2), (TILE_BYTES, PROGRAMS * 3 // 4)):
+        for programs in even(tile_bytes, most):
+            found[f"pushed {tile_bytes} x {programs}"] = Shape(PUSHED, programs, tile_bytes // itemsize)
+    for programs in even(8 * FILLED_WORDS, PROGRAMS):
+        found[f"filled {8 * FILLED_WORDS} x {programs}"] = Shape(FILLED, programs, FILLED_WORDS)
+    for room in ROOMS:
+        tile_bytes = 8 * room.words
+        for most in (PROGRAMS // 2, PROGRAMS):
+            for programs in even(tile_bytes, most):
+                name = f"filled {tile_bytes} x {programs}, {room.slots} slots"
+                found[name] = Roomy(FILLED, programs, room.words, room)
     return found

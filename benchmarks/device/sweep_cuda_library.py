@@ -33,6 +33,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.library import attention as heads
 from peertile.library import attention_kernels, gemm, layer_kernels, layers
+from peertile.library.collectives import Collectives
 from peertile.library.products import matmul
 
 Bench, Json, Call, SHRINK, PLACE = bench.Bench, bench.Json, bench.Call, bench.SHRINK, bench.PLACE
@@ -475,7 +476,8 @@ def _rows(b: Bench, rows: int, width: int, kernel: str, name: str, tiles: tuple[
 # ---------------------------------------------------------------- products with an all-reduce
 
 REDUCE: dict[str, Json] = {
-    "what is chosen": {},
+    "two launches": {"behind": True},
+    "one launch": {},
     "16 x 64 x 256": {"tile": (16, 64, 256)},
     "16 x 32 x 128, two programs a multiprocessor": {"tile": (16, 32, 128), "movers": 8, "workers": 248},
     "16 x 32 x 256, two programs a multiprocessor": {"tile": (16, 32, 256), "movers": 8, "workers": 248},
@@ -485,8 +487,9 @@ REDUCE: dict[str, Json] = {
     "64 x 64 x 128": {"tile": (64, 64, 128)},
     "with signals": {"flagged": False},
 }
-"""Options of `FusedProducts`. All programs have their parts at about the same time, and then wait for a flight over the
-link: with two of them on a multiprocessor one computes meanwhile."""
+"""Options of `FusedProducts`; behind: with a communicator of collectives, which adds behind the product. In one launch
+all programs have their parts at about the same time, and then wait for a flight over the link: with two of them on a
+multiprocessor one computes meanwhile."""
 
 
 def reduce(b: Bench) -> None:
@@ -506,7 +509,12 @@ def _reduce(b: Bench, m: int, n: int, k: int) -> None:
     def of(options: Json) -> Json:
         z.fill_(math.nan)
         b.settle()
-        with bench._communicator(b, 16 * bench.MIB, options) as fused:
+        behind = options.get("behind", False)
+        more = {name: value for name, value in options.items() if name != "behind"}
+        with (
+            Collectives(b.group) as comm,
+            bench._communicator(b, 16 * bench.MIB, {**more, "collectives": comm if behind else None}) as fused,
+        ):
             fused.matmul_all_reduce(own, factors[0], out).sync()
             wrong = b.error(z, want)
             us = b.compare({

@@ -1,13 +1,15 @@
 """Which kernels the collectives of N GPUs should use: every way at every size, beside NCCL and torch, within a time.
 
-    PYTHONPATH=src python3 benchmarks/device/tune_cuda_collectives.py --ranks 2 --budget 300 [--write]
+    PYTHONPATH=src python3 benchmarks/device/tune_cuda_collectives.py --ranks 2 --budget 300 [--write] [--roomy]
 
 Every rank is a process with a GPU. At each size every way of `collective_cases.variants` is captured in a graph and
 has to give the exact bits on all ranks; those that do take turns with NCCL and torch's symmetric memory. A way that
 is wrong, fails, or waits for what never comes is dropped and named, and the run goes on: waits are bounded by
 PEERTILE_WAIT_TIMEOUT_S (here 5 s), and a run that says nothing for `--silence` seconds is ended and begun again behind
 the way that it was at. Sizes are taken in order of doubt, all collectives at each, so that a short budget leaves out
-what is known best. Prints the rows for `library/table.json` (`--write` puts them there) and writes a record to `--out`.
+what is known best. `--roomy` tries other numbers of programs beside, and more staging memory, for long all-reduces:
+what wins there is a constant of the library, not a row. Prints the rows for `library/table.json` (`--write` puts them
+there) and writes a record to `--out`.
 Needs torch with NCCL for the other side (`--plain` goes without). Makes no multicast object, changes no setting.
 """
 
@@ -27,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,18 @@ os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 
 import device_records  # noqa: E402
 import tune_collectives  # noqa: E402
-from collective_cases import KIB, MIB, PROGRAMS, Bench, Case, least_us, variants  # noqa: E402
+from collective_cases import (  # noqa: E402
+    KIB,
+    MIB,
+    PROGRAMS,
+    ROOMS,
+    Bench,
+    Case,
+    Roomy,
+    least_us,
+    roomy_variants,
+    variants,
+)
 from turns import Json, Run, guarded, say  # noqa: E402
 
 import peertile as pt  # noqa: E402
@@ -86,7 +100,9 @@ class Together:
         return (None, reasons[0]) if reasons else (value, "")
 
 
-def measure(b: Bench, case: Case, ways: dict[str, Shape], trying: Callable[[str], None]) -> tuple[Json, Json]:
+def measure(
+    b: Bench, case: Case, ways: dict[str, Shape], trying: Callable[[str], None], rounds: int = ROUNDS
+) -> tuple[Json, Json]:
     """Medians of the slower rank, in microseconds, by way; and why the others were dropped. `trying` hears of each way
     before it is taken."""
     together, dropped = Together(b), {}
@@ -105,7 +121,7 @@ def measure(b: Bench, case: Case, ways: dict[str, Shape], trying: Callable[[str]
             made[name] = run
     times: dict[str, list[float]] = {name: [] for name in made}
     repeats = 2 if case.nbytes >= 64 * MIB else 5
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name in list(made):
             trying(name)
             took, why = together.step(name, lambda: made[name](repeats))  # noqa: B023
@@ -116,7 +132,7 @@ def measure(b: Bench, case: Case, ways: dict[str, Shape], trying: Callable[[str]
                 times[name].append(took)
     medians = {}
     for name in made:
-        mine = sorted(times[name])[ROUNDS // 2]
+        mine = sorted(times[name])[rounds // 2]
         medians[name] = round(
             max(float(v) for v in b.group.exchange(repr(mine).encode(), "times", timeout_s=MEETING_S)), 2
         )
@@ -125,6 +141,8 @@ def measure(b: Bench, case: Case, ways: dict[str, Shape], trying: Callable[[str]
 
 def sayable(plans: GpuPlans, family: Family, sent: int, shape: Shape) -> bool:
     """Whether a row of the table leads to these very programs."""
+    if isinstance(shape, Roomy):
+        return False
     unit = {"flagged": 4, "filled": 8}.get(shape.algorithm.value, 2 if family.reduces else 4)
     entry = [None, shape.algorithm.value, shape.tile * unit]
     row = {"target": "cuda", "arch": plans.arch, "world": plans.heap.group.size, "entries": [entry]}
@@ -141,7 +159,9 @@ def sayable(plans: GpuPlans, family: Family, sent: int, shape: Shape) -> bool:
     )
 
 
-def rank_main(group: pt.Group, families: list[str], sizes: list[int], plain: bool, limit_s: float) -> None:
+def rank_main(
+    group: pt.Group, families: list[str], sizes: list[int], plain: bool, limit_s: float, roomy: bool, rounds: int
+) -> None:
     begin = time.monotonic()
     state = json.loads(os.environ.get(STATE, "{}"))
     done = {tuple(x) for x in state.get("done", [])}
@@ -152,14 +172,22 @@ def rank_main(group: pt.Group, families: list[str], sizes: list[int], plain: boo
         if group.rank == 0:
             say(**found)
 
+    def tell_of(family: str, nbytes: int, name: str) -> None:
+        tell(trying=[family, nbytes, name])
+
     def late() -> bool:
         said = b"1" if time.monotonic() - begin > limit_s else b""
         return any(group.exchange(said, "late", timeout_s=MEETING_S))
 
     group.barrier("begin", timeout_s=MEETING_S)
-    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, PROGRAMS) + MIB) as heap:
+    rooms = ROOMS if roomy else ()
+    room_bytes = sum(heap_bytes(group.size, PROGRAMS, room) for room in rooms)
+    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, PROGRAMS) + room_bytes + MIB) as heap:
         plans = GpuPlans(heap, PROGRAMS)
-        group.on_recover(plans.recover)
+        of_rooms = {room: GpuPlans(heap, PROGRAMS, room=room) for room in rooms}
+        all_plans = (plans, *of_rooms.values())
+        for some in all_plans:
+            group.on_recover(some.recover)
         tell(ready=b.device.capabilities.name, arch=b.device.target or plans.arch)
         for nbytes in sizes:
             for family in map(Family, families):
@@ -169,20 +197,19 @@ def rank_main(group: pt.Group, families: list[str], sizes: list[int], plain: boo
                     tell(left=[family.value, nbytes])
                     continue
                 uneven = 0 if family is Family.ALL_REDUCE else nbytes % (8 * group.size)
-                case = Case(b, plans, family, nbytes - uneven)
-                ways = {
-                    name: shape
-                    for name, shape in variants(family, case.sent, 2).items()
-                    if (family.value, nbytes, name) not in out
-                }
-                medians, dropped = measure(b, case, ways, lambda name: tell(trying=[family.value, nbytes, name]))  # noqa: B023
+                case = Case(b, plans, family, nbytes - uneven, of_rooms)
+                possible = variants(family, case.sent, 2) | (roomy_variants(family, case.sent, 2) if roomy else {})
+                ways = {name: shape for name, shape in possible.items() if (family.value, nbytes, name) not in out}
+                trying = partial(tell_of, family.value, nbytes)
+                medians, dropped = measure(b, case, ways, trying, rounds)
                 table = [name for name, shape in ways.items() if sayable(plans, family, case.sent, shape)]
                 least = {s.algorithm.value: least_us(s.algorithm, case.sent, group.size) for s in ways.values()}
                 tell(
                     family=family.value, bytes=nbytes, sent=case.sent, us=medians, least_us=least, table=table,
                     dropped=dropped,
                 )  # fmt: skip
-        group.forget_recover(plans.recover)
+        for some in all_plans:
+            group.forget_recover(some.recover)
     tell(end=True)
     group.barrier("end")
     group.close()  # rank 0 hosts the rendezvous: the others hear of the end
@@ -306,7 +333,7 @@ def asked(family: str, nbytes: int, other: str) -> float:
     return (1.8 if nccl else 1.4) if nbytes <= MIB else 1.05
 
 
-def figures_of(found: Found, rows: dict[str, Json], ranks: int) -> list[Json]:
+def figures_of(found: Found, rows: dict[str, Json], ranks: int, rounds: int = ROUNDS) -> list[Json]:
     """A figure for each size and other library; with what is asked where that is known, between two ranks."""
     figures = []
     for family, sizes in found.items():
@@ -315,7 +342,7 @@ def figures_of(found: Found, rows: dict[str, Json], ranks: int) -> list[Json]:
             if way is None:
                 continue
             ours = line["us"][way]
-            figure = {"name": f"{family}.bf16.{nbytes}", "unit": "us", "median": ours, "repetitions": ROUNDS}
+            figure = {"name": f"{family}.bf16.{nbytes}", "unit": "us", "median": ours, "repetitions": rounds}
             others = [name for name in line["us"] if name == "nccl" or name.startswith("torch")]
             for other in others:
                 median = line["us"][other]
@@ -346,6 +373,8 @@ def arguments_of(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(DOUBT), help="bytes of the longer side of a rank")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "records")
     parser.add_argument("--plain", action="store_true", help="without torch and NCCL")
+    parser.add_argument("--roomy", action="store_true", help="more ways of long all-reduces, with more staging memory")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each way, of which the median counts")
     parser.add_argument("--write", action="store_true", help="put the rows into the library's table")
     parser.add_argument("--limit", type=float, default=0.0, help=argparse.SUPPRESS)  # this is a run of ranks
     return parser.parse_args(given)
@@ -355,7 +384,9 @@ def main(given: list[str]) -> None:
     options = arguments_of(given)
     if options.limit:
         os.environ.setdefault("PEERTILE_BENCH_PORT", "29763")
-        work = options.collectives, options.sizes, options.plain, options.limit
+        work = (
+            options.collectives, options.sizes, options.plain, options.limit, options.roomy, options.rounds,
+        )  # fmt: skip
         pt.run(lambda group: rank_main(group, *work), ranks=options.ranks)
         return
     start = datetime.datetime.now(datetime.UTC)
@@ -370,7 +401,9 @@ def main(given: list[str]) -> None:
         tune_collectives.TABLE.write_text(tune_collectives.spelled(table), encoding="utf-8")
     notes = {"about": about, "rows": rows, "times": found}
     command = f"PYTHONPATH=src python3 benchmarks/device/tune_cuda_collectives.py {' '.join(given)}".rstrip()
-    made = device_records.record(command, start, figures_of(found, rows, options.ranks), json.dumps(notes))
+    made = device_records.record(
+        command, start, figures_of(found, rows, options.ranks, options.rounds), json.dumps(notes)
+    )
     name = f"{start.date()}-cuda-collectives-tuning-{machine_name(about['device'], options.ranks)}.json"
     device_records.write(options.out / name, made)
 

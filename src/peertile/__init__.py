@@ -3,6 +3,7 @@
 Host names are here; the words of kernels are in `peertile.language` (import it as `T`).
 """
 
+import peertile.runtime.platforms as _platforms  # first: where this cannot run it says so  # noqa: F401
 from peertile import op
 from peertile.cli.console import progress, report
 from peertile.comm.group import Group, RankModel
@@ -76,6 +77,7 @@ from peertile.runtime.registry import current_device, open_device, use_device
 from peertile.runtime.schedule import PerDevice, RoundRobin, SchedulingPolicy, SingleStream
 from peertile.runtime.stream import Event, Stream, leaked_submissions, live_submissions
 from peertile.runtime.tensor import FrozenTensor, Partition, Tensor, TensorView
+from peertile.timelines.start import Timeline, timeline
 from peertile.tuning.autotune import Autotuned, autotune
 
 __version__ = "0.1.0.dev0"
@@ -131,6 +133,7 @@ __all__ = [
     "SymmetryError",
     "Tensor",
     "TensorView",
+    "Timeline",
     "UnsupportedError",
     "UsageError",
     "VerifyError",
@@ -175,6 +178,7 @@ __all__ = [
     "run",
     "spawn",
     "tensor_spec",
+    "timeline",
     "u8",
     "u16",
     "u32",

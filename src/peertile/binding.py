@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from peertile.backends.binary import Compiled
+from peertile.backends.marks import MARK
 from peertile.captures import Snapshot
 from peertile.dtypes import DType, from_numpy
 from peertile.errors import ArgumentError, PeertileError
@@ -101,8 +102,8 @@ class Specialization:
     """One compiled form of a kernel, and where it is loaded (`modules`, `options`: per device and group)."""
 
     __slots__ = (
-        "binary", "captures", "compiled", "extent_checks", "has_pointers", "may_change", "modules", "most_ns",
-        "ns_per_program", "options", "prepared", "timed",
+        "binary", "captures", "compiled", "extent_checks", "has_pointers", "is_marked", "may_change", "modules",
+        "most_ns", "ns_per_program", "options", "prepared", "timed",
     )  # fmt: skip
 
     def __init__(self, compiled: Compiled, captures: Snapshot, types: Iterable[Type]) -> None:
@@ -111,7 +112,8 @@ class Specialization:
         self.extent_checks = [(c.lhs, c.lhs_axis, c.lhs_size, c.rhs, c.rhs_axis, c.rhs_size) for c in compiled.checks]
         self.has_pointers = any(type(t) is PointerType for t in types)
         self.captures = captures
-        self.may_change = bool(captures.globals or captures.cells)
+        self.is_marked = any(place.kind == MARK for place in compiled.binary.places)
+        self.may_change = any(captures)
         self.binary = compiled.binary
         self.modules: dict[int, ModuleHandle] = {}
         self.options: dict[int, LaunchOptions] = {}
@@ -149,7 +151,8 @@ class Bound:
     drops them: a submission keeps it."""
 
     __slots__ = (
-        "arguments", "consts", "device", "grid", "group", "groups", "keep", "key", "packed", "params", "spec", "uses",
+        "arguments", "compiler", "consts", "device", "grid", "group", "groups", "keep", "key", "packed", "params",
+        "spec", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -160,12 +163,15 @@ class Bound:
         key: tuple[Any, ...],
         grid: Grid | None,
         device: Device,
+        compiler: Any,
         group: GroupLike | None,
         groups: dict[str, int] | None,
         keep: list[Any],
         uses: list[Use],
     ) -> None:
+        """`compiler` is the device's own, if it had one, when `key` was made: the two go together."""
         self.keep = keep
+        self.compiler = compiler
         self.groups = groups
         self.params = params
         self.arguments = arguments
@@ -260,7 +266,11 @@ class LazyArgument(Exception):
 def _wrong(param: KernelParam, expected: str, value: Any) -> ArgumentError:
     if isinstance(value, DeviceOp):
         raise LazyArgument
-    return ArgumentError(f"{param.name}: expected {expected}, got {type(value).__name__}")
+    kind = type(value)
+    name = kind.__name__
+    if name == "Tensor" and kind is not Tensor:  # torch's: say whose, and how it becomes one of ours
+        name = f"one of {kind.__module__.partition('.')[0]}; pt.from_dlpack(tensor) is that memory as one of ours"
+    return ArgumentError(f"{param.name}: expected {expected}, got {name}")
 
 
 def bind_one(param: KernelParam, value: Any, keep: list[Any]) -> Argument:

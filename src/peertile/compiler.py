@@ -20,6 +20,8 @@ from peertile.frontend.build import build_kernel
 from peertile.ir.core import Kernel
 from peertile.ir.text import print_kernel
 from peertile.ir.types import Type
+from peertile.ir.verify import verify
+from peertile.passes.marks import mark_moments
 from peertile.passes.pipeline import run_pipeline
 
 __all__ = ["compile_function"]
@@ -35,14 +37,20 @@ def compile_function(
     groups: dict[str, int] | None = None,
     arch: str | None = None,
     descriptors: bool = True,
+    marks: bool = False,
 ) -> Compiled:
     """Compile `fn` for these parameter types and constants. CompileError with the source line and a caret.
 
     For this processor, or for GPUs of `arch` ("sm_90"); `descriptors=False` keeps bulk copies out of GPU code.
+    `marks`: for a timeline, as `passes/marks.py` says.
     """
     kernel = build_kernel(fn, types, consts, unsafe=unsafe, name=name, grid_rank=grid_rank, groups=groups)
     source = print_kernel(kernel)
     kernel = run_pipeline(kernel, verify=config().verify_passes)
+    if marks:
+        mark_moments(kernel)
+        if config().verify_passes:
+            verify(kernel, expanded=True, bounds_known=True)
     binary, texts = _cpu(kernel) if arch is None else _cuda(kernel, arch, descriptors)
 
     def stages() -> dict[str, str]:

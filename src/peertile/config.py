@@ -54,6 +54,9 @@ VARIABLES: Final = (
     Variable("NCCL_NVLS_ENABLE", "0, other", "unset", "0: never, whatever PEERTILE_MULTICAST says"),
     Variable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1, other", "unset", "1: never, likewise"),
     Variable("NVSHMEM_DISABLE_NVLS", "1, other", "unset", "1: never, likewise"),
+    Variable(
+        "PEERTILE_TIMELINE", "a file", "unset", "records a timeline of the program there (peertile run --timeline)"
+    ),
     Variable("PEERTILE_DEBUG_VERIFY", "0, 1", "1", "run the IR verifier after every pass that changed the kernel"),
 )
 
@@ -85,6 +88,8 @@ class Config(NamedTuple):
     """A setting that forbids them, as NAME=value; it goes before the opt-in."""
     rehearse: str | None = None
     """The architecture of GPUs that are not there, and how many multiprocessors they have: sm_90, or sm_90:132."""
+    timeline: str | None = None
+    """Where a timeline of the whole program is written."""
 
     @property
     def cache_dir(self) -> Path:
@@ -114,6 +119,19 @@ def _number(
     return value
 
 
+def _home(env: Mapping[str, str]) -> str:
+    """The user's own folder. Never one that others may write, such as /tmp: native code is loaded from it."""
+    home = env.get("HOME")
+    if not home:
+        try:
+            import pwd
+
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except (ImportError, KeyError):  # no Unix, or a user without an entry, as in some containers
+            home = "/nonexistent"
+    return home
+
+
 def read_config(env: Mapping[str, str]) -> Config:
     """Settings from `env`; ArgumentError naming the variable, what it takes and what it was."""
     host_sync = env.get("PEERTILE_HOST_SYNC")
@@ -136,7 +154,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         wait_timeout_s=_number(
             env, "PEERTILE_WAIT_TIMEOUT_S", 30.0, float, lambda v: 0 < v < 1e9, "seconds > 0 and < 1e9"
         ),
-        cache_folder=cache_dir or f"{env.get('HOME', '/tmp')}/.cache/peertile",
+        cache_folder=os.path.expanduser(cache_dir) if cache_dir else f"{_home(env)}/.cache/peertile",
         cache_max_bytes=_number(env, "PEERTILE_CACHE_MAX_MB", 512, int, lambda v: v >= 0, "MiB >= 0") << 20,
         cpu_threads=_number(
             env, "PEERTILE_CPU_THREADS", None, int, lambda v: 1 <= v <= 1024, "an integer from 1 to 1024"
@@ -151,6 +169,7 @@ def read_config(env: Mapping[str, str]) -> Config:
         multicast=env.get("PEERTILE_MULTICAST") == "1",
         multicast_veto=next((f"{n}={v}" for n, v in _MULTICAST_VETOES if env.get(n) == v), None),
         rehearse=rehearse,
+        timeline=env.get("PEERTILE_TIMELINE") or None,
     )
 
 

@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from peertile import op
 from peertile.dtypes import DType, f32
 from peertile.errors import ArgumentError, UsageError
 from peertile.runtime.checks import check_dtype
 from peertile.runtime.context import outside_execution
-from peertile.runtime.interop import tensor_from_address, tensor_from_foreign
+from peertile.runtime.interop import foreign_array, tensor_from_address, tensor_from_foreign
 from peertile.runtime.pointer import Pointer, pointer_to
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
-from peertile.runtime.tensor import Tensor, normal_shape
+from peertile.runtime.tensor import Tensor, host_array, normal_shape
 
 __all__ = [
     "arange",
@@ -41,13 +43,22 @@ Shape = int | Sequence[int]
 
 
 def asarray(source: Any, dtype: DType | None = None) -> Tensor:
-    """A new tensor with a copy of `source` (anything numpy reads), converted to `dtype` as `astype` in a kernel does.
+    """A new tensor with a copy of `source`, converted to `dtype` as `astype` in a kernel does.
+
+    `source` is anything that numpy reads, or an array with DLPack: one of torch, also in bf16, fp8, or on the GPU.
 
     >>> import peertile as pt
     >>> pt.asarray([1, 2, 3], pt.f32).numpy().tolist()
     [1.0, 2.0, 3.0]
     """
-    return current_device().asarray(source, dtype)
+    device = current_device()
+    if hasattr(source, "__dlpack__") and not isinstance(source, np.ndarray | Tensor):
+        try:
+            array = host_array(source)
+        except (TypeError, RuntimeError):  # what torch says of bf16, fp8 and GPUs
+            array = None
+        source = foreign_array(device, source) if array is None or array.dtype.hasobject else array
+    return device.asarray(source, dtype)
 
 
 def empty(shape: Shape, dtype: DType) -> Tensor:

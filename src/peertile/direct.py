@@ -15,9 +15,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from peertile.backends.binary import Binary, Compiled
 from peertile.backends.cache import default_cache, key_of
@@ -25,11 +28,15 @@ from peertile.backends.cpu import jit
 from peertile.backends.cpu.target import host_target
 from peertile.backends.cuda.binary import CudaBinary
 from peertile.backends.rehearsed import rehearsed
+from peertile.captures import attribute, chains
 from peertile.config import config
 from peertile.dtypes import DType
 from peertile.ir.types import Type
 
-__all__ = ["CudaCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch", "written"]
+__all__ = [
+    "CudaCompiler", "MarkingCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch", "marking",
+    "without_bulk", "written",
+]  # fmt: skip
 
 _OWN = "peertile."
 _FOLDERS = ("", "ir", "language", "frontend", "passes", "backends")
@@ -49,6 +56,7 @@ class _Compiler(Protocol):
         groups: dict[str, int] | None = None,
         arch: str | None = None,
         descriptors: bool = True,
+        marks: bool = False,
     ) -> Compiled: ...
 
 
@@ -66,16 +74,41 @@ def compile_function(
     consts: dict[str, Any],
     grid_rank: int = 1,
     groups: dict[str, int] | None = None,
+    marks: bool = False,
 ) -> Compiled:
-    """The compiled form of `fn` for these types and constants: from the cache if it is there, else made and kept."""
+    """The compiled form of `fn` for these types and constants: from the cache if it is there, else made and kept.
+    `marks`: for a timeline."""
 
     def make() -> Compiled:
-        return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
+        return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=marks)
 
     def where() -> tuple[str, ...]:
-        return host_target().key, jit.llvmlite_version(), jit.PASSES, _identity("backends/cpu")
+        return *_marked(marks), host_target().key, jit.llvmlite_version(), jit.PASSES, _identity("backends/cpu")
 
     return _found_or_made(make, where, Binary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
+
+
+def _marked(marks: bool) -> tuple[str, ...]:
+    """Of a key: kernels without marks are found as they always were."""
+    return ("marks",) if marks else ()
+
+
+@dataclass(frozen=True)
+class MarkingCompiler:
+    """Compiles for this processor, with the marks of a timeline."""
+
+    def compile_function(
+        self,
+        fn: FunctionType,
+        name: str,
+        unsafe: bool,
+        types: dict[str, Type],
+        consts: dict[str, Any],
+        grid_rank: int = 1,
+        groups: dict[str, int] | None = None,
+    ) -> Compiled:
+        """As the function of this module."""
+        return compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=True)
 
 
 class CudaCompiler(NamedTuple):
@@ -83,6 +116,7 @@ class CudaCompiler(NamedTuple):
 
     arch: str
     descriptors: bool = True
+    marks: bool = False
 
     def compile_function(
         self,
@@ -98,11 +132,11 @@ class CudaCompiler(NamedTuple):
 
         def make() -> Compiled:
             return _compiler().compile_function(
-                fn, name, unsafe, types, consts, grid_rank, groups, self.arch, self.descriptors
+                fn, name, unsafe, types, consts, grid_rank, groups, self.arch, self.descriptors, self.marks
             )
 
         def where() -> tuple[str, ...]:
-            return f"{self.arch} {self.descriptors}", _triton(), _identity("backends/cuda")
+            return *_marked(self.marks), f"{self.arch} {self.descriptors}", _triton(), _identity("backends/cuda")
 
         return _found_or_made(make, where, CudaBinary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
 
@@ -124,15 +158,28 @@ class RehearsalCompiler(NamedTuple):
     ) -> Compiled:
         """As the function of this module; the stages are those of the GPU."""
         made = self.gpu.compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
-        here = compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
+        here = compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=self.gpu.marks)
         assert isinstance(made.binary, CudaBinary)
         return made._replace(binary=rehearsed(here.binary, made.binary))
 
 
-def for_arch(arch: str, *, descriptors: bool = True) -> CudaCompiler | RehearsalCompiler:
+def for_arch(arch: str, *, descriptors: bool = True, marks: bool = False) -> CudaCompiler | RehearsalCompiler:
     """The compiler for GPUs of `arch`."""
-    compiler = CudaCompiler(arch, descriptors)
+    compiler = CudaCompiler(arch, descriptors, marks)
     return compiler if config().rehearse is None else RehearsalCompiler(compiler)
+
+
+def marking(arch: str | None) -> MarkingCompiler | CudaCompiler | RehearsalCompiler:
+    """The compiler of a device while a timeline is recorded: for GPUs of `arch`, or for this processor."""
+    return MarkingCompiler() if arch is None else for_arch(arch, marks=True)
+
+
+def without_bulk(compiler: MarkingCompiler | CudaCompiler | RehearsalCompiler) -> CudaCompiler | RehearsalCompiler:
+    """The same compiler, which keeps bulk copies out of GPU code."""
+    if isinstance(compiler, RehearsalCompiler):
+        return RehearsalCompiler(compiler.gpu._replace(descriptors=False))
+    assert isinstance(compiler, CudaCompiler)
+    return compiler._replace(descriptors=False)
 
 
 @functools.cache
@@ -248,19 +295,33 @@ def _reached(function: FunctionType, names: set[str]) -> Iterator[tuple[str, Any
             scope[name] = cell.cell_contents
         except ValueError:  # assigned later by the enclosing function
             continue
-    for name in sorted(names):
+    loaded = {*chains(function.__code__), *((name,) for name in function.__code__.co_freevars)}
+    for name, *attributes in sorted(loaded):
         if name not in scope:
             continue
-        value = scope[name]
+        value, path = scope[name], name
+        while isinstance(value, ModuleType) and attributes and not f"{value.__name__}.".startswith(_OWN):
+            yield path, _Named(value.__name__)
+            path = f"{path}.{attributes[0]}"
+            value = attribute(value, attributes.pop(0))
         if isinstance(value, ModuleType):
-            yield name, _Named(value.__name__)
-            if not f"{value.__name__}.".startswith(_OWN):
-                for attribute in sorted(names):
-                    inner = vars(value).get(attribute)
-                    if inner is not None and not isinstance(inner, ModuleType):
-                        yield f"{name}.{attribute}", inner
+            yield from _reached_in(path, value, names, set())
         else:
-            yield name, value
+            yield path, value
+
+
+def _reached_in(name: str, module: ModuleType, names: set[str], seen: set[ModuleType]) -> Iterator[tuple[str, Any]]:
+    """What the function may mean by a module that goes by a name of its own: attributes of it, and of modules in it."""
+    yield name, _Named(module.__name__)
+    if module in seen or f"{module.__name__}.".startswith(_OWN):
+        return
+    seen.add(module)
+    for part in sorted(names):
+        inner = vars(module).get(part)
+        if isinstance(inner, ModuleType):
+            yield from _reached_in(f"{name}.{part}", inner, names, seen)
+        elif inner is not None:
+            yield f"{name}.{part}", inner
 
 
 class _Named(str):
@@ -271,6 +332,8 @@ def written(value: Any) -> str | None:
     """A text that is equal exactly for equal values; None for objects that have none."""
     if isinstance(value, _Named | bool | int | float | complex | str | bytes | None):
         return f"{type(value).__name__} {value!r}"
+    if isinstance(value, np.generic):
+        return f"{value.dtype} {value.tobytes().hex()}"
     if isinstance(value, DType):
         return f"dtype {value.name}"
     if isinstance(value, Enum):

@@ -26,7 +26,7 @@ Every message states: the role, what was expected, what was got, where, and what
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from peertile.source import Loc
@@ -175,6 +175,14 @@ class KernelAssert(DeviceFault):
 
 class OutOfBounds(DeviceFault):
     """An index left its view on the device."""
+
+    GOT: ClassVar = "{got}"
+    """In the message of a check: the place of what it got. Such a message is whole."""
+
+    @classmethod
+    def text(cls, message: str, got: int, limit: int) -> str:
+        """What a failed check of bounds says."""
+        return message.replace(cls.GOT, str(got)) if cls.GOT in message else f"{message}: got {got}, limit {limit}"
 
 
 class SignatureMismatch(DeviceFault):

@@ -164,9 +164,9 @@ def describe(kernel: KernelFunction, signature: Signature, arch: str | None = No
 
 def load_kernel(target: str) -> KernelFunction:
     """The kernel named by `FILE.py:KERNEL`; the file is imported under a name of its own."""
-    path_text, colon, name = target.rpartition(":")
+    path_text, _, name = target.rpartition(":") if not Path(target).is_file() else (target, "", "")
     path = Path(path_text)
-    if not colon or not path.is_file():
+    if not path.is_file():
         raise ArgumentError(f"kernel: expected FILE.py:KERNEL with an existing file, got {target!r}")
     spec = importlib.util.spec_from_file_location(f"_peertile_inspected_{path.stem}", path)
     assert spec is not None
@@ -177,5 +177,5 @@ def load_kernel(target: str) -> KernelFunction:
     found = getattr(module, name, None)
     if not isinstance(found, KernelFunction):
         names = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
-        raise ArgumentError(f"kernel: {path} has no kernel {name!r}; it has {', '.join(names) or 'none'}")
+        raise ArgumentError(f"kernel: expected {path}:KERNEL with one of {', '.join(names) or 'none'}, got {target!r}")
     return found

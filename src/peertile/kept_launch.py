@@ -4,8 +4,11 @@ found out once. It is made by whoever has a launch (`launch.py`), and knows noth
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import TypeVar
 
+from peertile.errors import PeertileError
 from peertile.launch import LaunchOp
 from peertile.runtime.context import ExecutionContext
 from peertile.runtime.future import DeviceFuture, submitted
@@ -13,20 +16,26 @@ from peertile.runtime.launched import Launched
 from peertile.runtime.site import Site
 from peertile.runtime.standing import Standing
 from peertile.runtime.stream import Stream
+from peertile.timelines.upper import renew
 
 __all__ = ["KeptLaunch"]
 
 T = TypeVar("T")
 
+_kept: weakref.WeakValueDictionary[int, KeptLaunch] = weakref.WeakValueDictionary()
+"""Of this process, by their ids: who keeps a launch does not look at how its kernel is compiled now. Other threads may
+keep more while this is looked through, which a set of weak references does not bear."""
+
 
 class KeptLaunch:
     """A launch that its owner keeps and runs again and again: what `sync_on` finds out anew each time is kept, too."""
 
-    __slots__ = ("_standing", "launch")
+    __slots__ = ("__weakref__", "_standing", "launch")
 
     def __init__(self, launch: LaunchOp) -> None:
         self.launch = launch
         self._standing: Standing | None = None
+        _kept[id(self)] = self
 
     def run(self, stream: Stream, site: Site | None) -> None:
         """As `sync_on` of a new launch with these arguments, made at `site`. The stream is not being captured."""
@@ -57,6 +66,16 @@ class KeptLaunch:
         if record is not None:
             raise ready.maker[0](record, *ready.maker[1:])
 
+    @staticmethod
+    def renew_all(device: object) -> None:
+        """A device compiles kernels otherwise from now on. Loaded at once: later it would wait for what runs."""
+        for reference in _kept.valuerefs():
+            kept = reference()
+            if kept is not None and kept.launch.device is device:
+                kept.launch.renew()
+                with contextlib.suppress(PeertileError):  # its memory is gone, say: who launches it is told
+                    kept.launch.load()
+
     def submit(self, stream: Stream, site: Site | None, result: T) -> DeviceFuture[T]:
         """The future of `submitted`, with this result."""
         links = stream.device.driver.links
@@ -83,24 +102,8 @@ class KeptLaunch:
         if ready is None or (ready.spec.may_change and not ready.spec.captures.is_current()):
             ready = launch._ready = launch._made_ready()
         launched = Launched(launch.kernel.name, stream, site, bound.uses, ready.maker)
-        stream.admit(launched)
-        stands = False
-        try:
-            stands = standing.enter(site)
-            if stands:
-                launched.kept = standing
-            else:
-                stream.device.leases.claim(launched)
-            launched.sequence = stream.device.driver.enqueue(stream.handle, ready.prepared, ready.args)
-        except BaseException:
-            launched.abandon()
-            if stands:
-                self._standing = None  # it may have been enqueued: it keeps the lease until the stream is behind that
-                standing.under_way(max(launched.sequence, 0))
-            raise
-        if stands:
-            # As `under_way` does.
-            lease = standing.lease
-            lease.sequence = launched.sequence
-            lease.active = False
+        standing.submit(launched, stream.device.driver.enqueue, ready.prepared, ready.args)
         return launched
+
+
+renew.append(KeptLaunch.renew_all)

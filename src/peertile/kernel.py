@@ -36,7 +36,7 @@ from peertile.ir.types import Type
 from peertile.kept_launch import KeptLaunch
 from peertile.language.annotations import REQUIRED, ConstOf, KernelParam, Role, read_signature
 from peertile.launch import NO_BULK, DeferredLaunchOp, LaunchOp, loaded
-from peertile.recognise import letters, recogniser
+from peertile.recognise import constant, letters, recogniser
 from peertile.runtime.argument import Argument, Use
 from peertile.runtime.device import Device
 from peertile.runtime.linking import kinds, when_linked
@@ -66,6 +66,7 @@ class Compilers(Compiler, Protocol):
     """The same for this processor, and one for each architecture of a GPU."""
 
     def for_arch(self, arch: str, *, descriptors: bool = True) -> Compiler: ...
+    def without_bulk(self, compiler: Compiler) -> Compiler: ...
 
 
 @functools.cache
@@ -249,7 +250,7 @@ class KernelFunction:
                 if declared.type is not None and not declared.takes(value):
                     raise ArgumentError(f"{param.name}: expected a value for {declared}, got {value!r}")
                 consts[param.name] = value
-                key.append((type(value), value))
+                key.append(constant(value))
                 continue
             kind = type(value)
             if role is _SHARED and kind is Tensor:  # by far the most, hence without a call
@@ -314,8 +315,9 @@ class KernelFunction:
             key.append(tuple(groups.items()))
         if device is None:
             device = current_device()
-        if device.compiler is not None:
-            key.append(device.compiler)
+        compiler = device.compiler
+        if compiler is not None:
+            key.append(compiler)
         elif device.target is not None:
             key.append(device.target)
         bound = Bound(
@@ -325,6 +327,7 @@ class KernelFunction:
             tuple(key),
             grid,
             device,
+            compiler,
             group,
             groups,
             keep,
@@ -366,9 +369,11 @@ class KernelFunction:
         types = {p.name: a.type for p, a in zip(runtime, bound.arguments, strict=True)}
         assert bound.grid is not None
         rank = 1 if bound.grid[1] == bound.grid[2] == 1 else 3
-        compiler = bound.device.compiler
+        compiler = bound.compiler
         if compiler is None and bound.device.target is not None:
             compiler = _compiler().for_arch(bound.device.target, descriptors=bound.key[-1] is not NO_BULK)
+        elif bound.key[-1] is NO_BULK:
+            compiler = _compiler().without_bulk(compiler)
         return self.compile_types(types, bound.consts, rank, bound.groups, compiler)
 
     def compile_types(
@@ -382,7 +387,7 @@ class KernelFunction:
     ) -> Specialization:
         """Compile for parameter types instead of arguments, for this processor or GPUs of `arch`: for warm-up and
         inspection. Not kept."""
-        captures = snapshot(self.fn)
+        captures = snapshot(self.fn, consts.values())
         if compiler is None:
             compiler = _compiler() if arch is None else _compiler().for_arch(arch)
         return Specialization(

@@ -6,6 +6,7 @@ how one is compiled.
 
 from __future__ import annotations
 
+import copy
 import math
 import struct
 import time
@@ -82,6 +83,14 @@ _UNKNOWN_NS = 1 << 62
 _DONE = int(LinkCode.DONE)
 
 
+def _ns_beyond_brief(ns_per_program: float, grid: Grid, device: Device) -> int:
+    """What an await may spin for, of a launch over `grid`: the kernel. The launch itself, and the news of its end, take
+    what they take either way."""
+    n0, n1, n2 = grid
+    brief = device.brief_ns
+    return int(ns_per_program * n0 * n1 * n2) - (brief if brief < _MOST_BRIEF_NS else _MOST_BRIEF_NS)
+
+
 class LaunchOp(DeviceOp[tuple[Any, ...]]):
     """A lazy launch. Its result is the tuple of its arguments, in the form they were given."""
 
@@ -141,6 +150,20 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         """The specialisation that this launch uses, compiled now if need be; runs nothing."""
         return self.kernel.specialize(self.bound)
 
+    def renew(self) -> None:
+        """The device compiles kernels otherwise than when this launch was bound: it is compiled anew when it runs."""
+        bound = copy.copy(self.bound)  # another thread may be about to compile by the one there is
+        key, target = list(bound.key), bound.device.target
+        if key[-1] is NO_BULK:
+            key.pop()
+        if bound.compiler is not None or target is not None:
+            key.pop()
+        bound.compiler = compiler = bound.device.compiler
+        now = target if compiler is None else compiler
+        bound.key = tuple(key) if now is None else (*key, now)
+        bound.spec = bound.packed = self._ready = None
+        self._bound = bound
+
     def load(self) -> None:
         """Compile and load what this launch runs, now; run nothing. As `KernelFunction.warm_up` with its arguments."""
         self._prepare()
@@ -162,9 +185,8 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if spec is None or spec.binary.waits:
             return _UNKNOWN_NS
         if spec.ns_per_program is not None:
-            n0, n1, n2 = (self.bound.grid or (1, 1, 1)) if ready is None else ready.prepared.grid
-            # An await may spin for the kernel; the launch itself, and the news of its end, it needs either way.
-            return int(spec.ns_per_program * n0 * n1 * n2) - min(self.device.brief_ns, _MOST_BRIEF_NS)
+            grid = (self.bound.grid or (1, 1, 1)) if ready is None else ready.prepared.grid
+            return _ns_beyond_brief(spec.ns_per_program, grid, self.device)
         return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
 
     def __await__(self) -> Generator[Any, Any, tuple[Any, ...]]:
@@ -173,8 +195,7 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if ready is not None and self._bound is None and not self._spent and execution.inside is None:
             ns = ready.spec.ns_per_program
             if ns is not None and settings.host_sync is None and not ready.spec.binary.waits:
-                n0, n1, n2 = ready.prepared.grid
-                expected = ns * n0 * n1 * n2 - min(self.uses[0].storage.device.brief_ns, _MOST_BRIEF_NS)
+                expected = _ns_beyond_brief(ns, ready.prepared.grid, self.uses[0].storage.device)
                 if settings.spin_budget_us > 0 and expected <= settings.spin_budget_us * 1000:
                     self._spent = True
                     return self._awaited()
@@ -193,6 +214,8 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         return ready
 
     def _made_ready(self) -> Ready:
+        if self.bound.compiler is not self.bound.device.compiler:
+            self.renew()
         kernel, bound = self.kernel, self.bound
         spec = bound.spec
         if spec is None or not spec.captures.is_current():
@@ -212,9 +235,9 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         if prepared is None:
             prepared = _prepared(kernel.name, spec, device, group, grid)
         if self._key is not None and group is None and not spec.compiled.has_mailbox:
-            made = Ready(spec, prepared, args, (_explain, spec, None, kernel.name, None), device.compiler)
+            made = Ready(spec, prepared, args, (_explain, spec, None, kernel.name, None), bound.compiler)
             kernel.remember(self._key, made)
-        return Ready(spec, prepared, args, (_explain, spec, bound, kernel.name, group), device.compiler)
+        return Ready(spec, prepared, args, (_explain, spec, bound, kernel.name, group), bound.compiler)
 
     def _submitted(self, stream: Stream) -> tuple[ExecutionContext | Launched, tuple[Any, ...]]:
         if stream.device is not self.device:
@@ -456,8 +479,9 @@ def _pack(name: str, spec: Specialization, bound: Bound) -> bytes:
         for argument in arguments:
             if type(argument.type) is PointerType and argument.keep is not None:
                 argument.keep.check_launch(name)
+    marks = bound.device.marks if spec.is_marked else b""
     if not spec.compiled.has_mailbox:
-        return b"".join([a.words for a in arguments])
+        return b"".join([*[a.words for a in arguments], marks])
     number = _signature(name, bound, spec.compiled.steering)
     signature = struct.pack("<q", number)
     for argument in arguments:
@@ -467,7 +491,7 @@ def _pack(name: str, spec: Specialization, bound: Bound) -> bytes:
             for use in argument.uses:
                 use.storage.check_alive(name)
             labels.note(number, _label(name, bound))
-    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in arguments)
+    return b"".join(a.words + signature if isinstance(a.type, MailboxType) else a.words for a in arguments) + marks
 
 
 def _label(name: str, bound: Bound) -> str:
@@ -598,7 +622,7 @@ def _explain_alone(
     if record.kind is FaultKind.ASSERT:
         return KernelAssert(f"assertion failed: {text}", op=op, place=where)
     if record.kind is FaultKind.BOUNDS:
-        return OutOfBounds(f"{text}: got {record.got}, limit {record.limit}", op=op, place=where)
+        return OutOfBounds(OutOfBounds.text(text, record.got, record.limit), op=op, place=where)
     if record.kind is FaultKind.SIGNATURE:
         assert bound is not None, "launches with mailboxes are not remembered"
         return SignatureMismatch(

@@ -42,6 +42,12 @@ def sink_for(places: tuple[Place, ...], rank: int | None) -> PrintSink | None:
         return None
 
     def sink(program: int, place: int, payload: bytes) -> None:
-        print(format_record(places[place], rank, program, payload), file=sys.stdout, flush=True)
+        if sys.stdout is None:  # of a process without a console: `print` says nothing there either
+            return
+        # One write, so that lines of ranks in threads stay whole. What the terminal cannot show fails no operation.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        line = format_record(places[place], rank, program, payload) + "\n"
+        sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
 
     return sink

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from peertile.language.annotations import REQUIRED, KernelParam, Role
 from peertile.runtime.tensor import Partition, Tensor
 
-__all__ = ["CONST", "EXCLUSIVE", "SCALAR", "SHARED", "Recogniser", "letters", "recogniser"]
+__all__ = ["CONST", "EXCLUSIVE", "SCALAR", "SHARED", "Recogniser", "constant", "letters", "recogniser"]
 
 Recogniser = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...], Any]]
 """(grid, *arguments) to (key, arguments in order, uses of storage)."""
@@ -41,9 +43,20 @@ def _number(value: Any) -> Any:
     raise TypeError
 
 
-def _constant(value: Any) -> Any:
-    """A constant in a key; 1, 1.0 and True differ."""
-    return type(value), value
+def constant(value: Any) -> tuple[Any, ...]:
+    """A constant in a key. 1, 1.0 and True differ, as do 0.0 and -0.0, in tuples too; NaN is NaN.
+
+    What Python takes for equal though it differs has another form here than (type, value): native code, which looks
+    for that, never finds it, and leaves it to Python.
+    """
+    kind = type(value)
+    if kind is float and (value == 0.0 or value != value):
+        return kind, value.hex(), None
+    if isinstance(value, tuple):
+        return kind, tuple(map(constant, value)), None
+    if isinstance(value, np.generic):
+        return kind, value.tobytes(), None
+    return kind, value
 
 
 def recogniser(params: Sequence[KernelParam]) -> Recogniser | None:
@@ -56,7 +69,7 @@ def recogniser(params: Sequence[KernelParam]) -> Recogniser | None:
         return None
     scope: dict[str, Any] = {
         f"{_OURS}Tensor": Tensor, f"{_OURS}Partition": Partition, f"{_OURS}number": _number,
-        f"{_OURS}constant": _constant, f"{_OURS}type": type, f"{_OURS}int": int, f"{_OURS}wrong": TypeError,
+        f"{_OURS}constant": constant, f"{_OURS}type": type, f"{_OURS}int": int, f"{_OURS}wrong": TypeError,
     }  # fmt: skip
     head, checks, lines, key, uses = [], [], [], [f"{_OURS}grid"], []
     for k, p in enumerate(params):

@@ -7,9 +7,13 @@ function, or a protocol expanded by the compiler), so that an error shows the wh
 from __future__ import annotations
 
 import linecache
-from typing import NamedTuple
+import time
+from typing import Final, NamedTuple
 
-__all__ = ["Loc"]
+__all__ = ["IMPORTED_NS", "Loc"]
+
+IMPORTED_NS: Final = time.time_ns()
+"""When this package was imported: before any module with kernels, so an older file is as it was imported."""
 
 
 class Loc(NamedTuple):
@@ -35,6 +39,7 @@ class Loc(NamedTuple):
 
     def excerpt(self) -> str:
         """The source line with a caret range under it; empty if the file cannot be read."""
+        linecache.checkcache(self.file)
         text = linecache.getline(self.file, self.line).rstrip("\n")
         if not text:
             return f"  {self}"

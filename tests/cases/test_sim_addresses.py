@@ -130,7 +130,7 @@ def test_f72_a_peer_that_cannot_be_reached_is_named_at_the_access(group):
 
 
 @silent(ranks=1)
-def test_f74_a_hundred_graphs_later_nothing_more_is_held(group):
+def test_f74_graph_after_graph_nothing_more_is_held(group):
     stream = pt.current_device().stream("graphs")
     with Collectives(group, programs=1, slot_bytes=4096) as c:
         before = None

@@ -555,3 +555,14 @@ def test_the_command_writes_the_page(tmp_path) -> None:
     path = str(EXAMPLES / "racy" / "counting_fixed.py")
     assert run_command(path, "--schedules", "1", "--html", str(target)).exit_code == 0
     assert structure(target.read_text()).count["text", "rank"] == 3
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+@pytest.mark.parametrize(("name", "status"), [("counting_fixed", 2), ("lost_notify", 1)])
+def test_a_page_that_cannot_be_written_loses_no_verdict(name, status) -> None:
+    found = run_command(str(EXAMPLES / "racy" / f"{name}.py"), "--schedules", "1", "--html", "/dev/full")
+    assert found.exit_code == status
+    assert ("no fault found" if status == 2 else "deadlock:") in found.stdout
+    assert found.stderr == (
+        "peertile: check: --html, --timeline: cannot be written ([Errno 28] No space left on device)\n"
+    )

@@ -145,7 +145,9 @@ def test_check_may_be_computed_and_declare_ranks_alone(program) -> None:
         f"{path}: CHECK gives arguments for the main function, so expected one function marked with @pt.program, got 0"
     )
     path = program("import peertile as pt\nCHECK = {'m': 3}\n\n@pt.program\ndef work(group, n):\n    pass\n")
-    assert refused(path) == f"{path}: CHECK: expected arguments of work, got missing a required argument: 'n'"
+    assert refused(path) == (
+        f"{path}: CHECK: expected arguments of work(group, n), got m: missing a required argument: 'n'"
+    )
 
 
 # ---------------------------------------------------------------- the end of a rank, and of the process
@@ -784,3 +786,39 @@ def test_a_fault_of_an_exhaustive_search_tells_how_to_repeat_it() -> None:
     again = check(path, choices=verdict.replay.choices, resident=64)
     assert [str(found) for found in again.verdicts] == [str(verdict)]
     assert again.exploration.misfit is None
+
+
+def waits_somewhere_else(over):
+    """Waits, sleeps and looks at clocks, as threads of the process do that have nothing to do with a program."""
+    found = []
+    while not over.is_set():
+        try:
+            threading.Event().wait(1e-4)
+            time.sleep(1e-4)
+            queue.Queue().put(time.monotonic())
+        except BaseException as error:
+            found.append(error)
+    return found
+
+
+def test_other_threads_of_the_process_go_on_as_if_nothing_was_checked():
+    def main(group):
+        done = threading.Event()
+        done.set()
+        for k in range(40):
+            x = pt.full((4,), k, pt.f32)
+            assert done.wait(0.5)
+            time.sleep(0.01)
+            assert x.numpy().tolist() == [k] * 4
+
+    over, found = threading.Event(), []
+    thread = threading.Thread(target=lambda: found.append(waits_somewhere_else(over)))
+    thread.start()
+    try:
+        reports = [check(main, 2, schedules=3) for _ in range(2)]
+    finally:
+        over.set()
+        thread.join(20)
+    assert [report.clean for report in reports] == [True, True]
+    assert len({report.exploration.steps for report in reports}) == 1
+    assert found == [[]]

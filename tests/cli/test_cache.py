@@ -1,6 +1,7 @@
 """`peertile cache`: list, clear, path."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_list(folder):
     assert (found["folder"], found["total_bytes"]) == (str(folder), 15)
     assert [(file["name"], file["size_bytes"]) for file in found["files"]] == [("ab/one", 10), ("two", 5)]
     assert "2 files, 0.0 MiB" in run("list", env={"COLUMNS": "200"}).stdout
+
+
+def test_list_shows_what_was_used_last_unless_asked_for_all(folder, monkeypatch):
+    os.utime(folder / "two", (1, 1))
+    monkeypatch.setattr(command, "SHOWN", 1)
+    lines = [line.strip() for line in run("list", env={"COLUMNS": "200"}).stdout.splitlines()]
+    assert any("ab/one" in line for line in lines)
+    assert lines[-1] == "1 others; --all lists them"
+    assert not any("two" in line for line in lines)
+    assert "two" in run("list", "--all", env={"COLUMNS": "200"}).stdout
+    assert len(json.loads(run("list", "--json").stdout)["files"]) == 2
 
 
 def test_clear_asks_first(folder):

@@ -1,8 +1,10 @@
 """Progress bars and tables refuse what they cannot show."""
 
 import pytest
+from typer.testing import CliRunner
 
 import peertile as pt
+from peertile.cli.main import app_of
 from peertile.errors import ArgumentError
 
 
@@ -26,6 +28,11 @@ def test_a_wrong_argument_is_refused(call, text):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value) == text
+
+
+def test_version():
+    found = CliRunner().invoke(app_of(["cache"]), ["--version"])
+    assert (found.exit_code, found.stdout) == (0, f"peertile {pt.__version__}\n")
 
 
 def test_texts_are_shown_as_they_are(capsys):

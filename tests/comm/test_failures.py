@@ -3,6 +3,7 @@
 Programs are started as `launch` and a stand-in for torchrun do it. Every wait here is bounded; nothing sleeps.
 """
 
+import io
 import json
 import os
 import re
@@ -329,7 +330,10 @@ threading.Event().wait()
 
 
 @pytest.mark.slow
-def test_children_of_a_rank_that_failed_are_ended_too(tmp_path):
+@pytest.mark.parametrize("looks", [True, False], ids=["waitid", "no waitid"])
+def test_children_of_a_rank_that_failed_are_ended_too(tmp_path, monkeypatch, looks):
+    if not looks:
+        monkeypatch.delattr(os, "waitid")
     path = plain(
         tmp_path,
         """
@@ -497,6 +501,25 @@ def test_labels_name_the_rank_of_each_line(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[rank 0] one", "[rank 0] two", "[rank 1] one", "[rank 1] two"]
     assert sorted(err.splitlines()) == ["[rank 0] oops", "[rank 1] oops"]
+
+
+def test_labels_that_nobody_reads_hold_no_rank_up(tmp_path, monkeypatch, capfd):
+    path = plain(tmp_path, "while True: print('x' * 9999)")
+    read, write = os.pipe()
+    os.close(read)
+    with io.TextIOWrapper(io.FileIO(write, "w"), write_through=True) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        report = launch([sys.executable, path], 1, timeout_s=TIMEOUT_S, output=Output(labels=True))
+    assert causes(report) == {0: (1, "exited with status 1")}
+    assert "[rank 0] BrokenPipeError: [Errno 32] Broken pipe" in capfd.readouterr().err
+
+
+def test_labels_show_what_the_terminal_cannot_write(tmp_path, monkeypatch):
+    path = plain(tmp_path, "import sys; sys.stdout.buffer.write('caf\\u00e9\\n'.encode())")
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    report = launch([sys.executable, path], 1, timeout_s=TIMEOUT_S, output=Output(labels=True))
+    assert (report.status, shown.buffer.getvalue()) == (0, b"[rank 0] caf\\xe9\n")
 
 
 def test_a_job_needs_a_rank():

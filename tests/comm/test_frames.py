@@ -116,3 +116,62 @@ def test_who_goes_on_without_descriptors_keeps_nobody_waiting(short, more, tmp_p
     ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert ended.returncode == 0, ended.stderr
     assert {end.read_text() for end in folder.iterdir()} <= {"PeerFailed", "AllocationError"}
+
+
+JOINS = """
+import os, resource, sys
+import peertile as pt
+from peertile.comm import rendezvous
+
+def none_left():
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, 4096))
+
+class Reader(rendezvous.Reader):
+    def read(self):
+        none_left()
+        return super().read()
+
+class Coordinator(rendezvous.Coordinator):
+    def __init__(self, *given):
+        super().__init__(*given)
+        none_left()
+
+if os.environ["RANK"] == "{short}":
+    if {short} == 0:
+        rendezvous.Coordinator = Coordinator
+    else:
+        rendezvous.Reader = Reader
+try:
+    pt.init().barrier("together")
+except pt.PeertileError as error:
+    print(f"{{os.environ['RANK']}} {{type(error).__name__}}: {{error}}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("short", [0, 1])
+@pytest.mark.feature("D2", "cpu")
+def test_a_rank_that_lacks_descriptors_to_join_tells_the_others_why(short, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(JOINS.format(short=short))
+    command = [sys.executable, "-m", "peertile", "run", str(path), "--ranks", "3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = sorted(ended.stdout.splitlines())
+    if short == 0:  # which hosts the rendezvous: once it has given up itself there is room again for some of the others
+        host = "rank 0, which hosts the rendezvous: " + NO_ROOM
+        refused = [f"{rank} WaitTimeout: rank {rank} cannot join: {host}" for rank in range(3)]
+        heard = [
+            f"{rank} PeerFailed: rank {other} failed: it could not join: {host}"
+            for rank in (1, 2)
+            for other in range(3)
+        ]
+        assert said[0] == refused[0], ended.stderr
+        assert len(said) == 3
+        assert set(said) <= {*refused, *heard}, ended.stderr
+        return
+    expected = [f"{rank} PeerFailed: rank 1 failed: it could not join: {NO_ROOM}" for rank in range(3)]
+    expected[1] = f"1 AllocationError: rank 1 cannot join: {NO_ROOM}"
+    assert said == expected, ended.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 import peertile as pt
-from peertile.comm.memory import PREFERENCE, RankFacts, choose_path
+from peertile.comm.memory import PREFERENCE, RankFacts, check_reach, choose_path
 from peertile.errors import ArgumentError, SymmetryError, UnsupportedError
 
 FREE = tuple(kind.value for kind in PREFERENCE)
@@ -14,7 +14,7 @@ def facts(*shares, wanted=FREE, device="cuda:aa", atomics=True):
 
 
 def test_facts_survive_their_way():
-    there = facts("fd", "ipc", wanted=("fabric", "fd"))
+    there = facts("fd", "ipc", wanted=("fabric", "fd"))._replace(unreachable=("cuda:bb", "cuda:cc"))
     assert RankFacts.unpack(there.pack()) == there
 
 
@@ -30,6 +30,24 @@ def test_facts_survive_their_way():
 )
 def test_the_best_way_that_all_can_is_taken(ranks, path):
     assert choose_path([facts(*shares) for shares in ranks]) is pt.ShareKind(path)
+
+
+def test_f72_a_peer_that_cannot_be_reached_is_named_when_the_heap_is_made():
+    """Four GPUs in two islands; every rank says the same, and a heap of one island is made."""
+    islands = [("cuda:aa", "cuda:bb"), ("cuda:cc", "cuda:dd")]
+    ranks = [
+        facts("fd", device=device)._replace(unreachable=islands[1 - k])
+        for k, island in enumerate(islands)
+        for device in island
+    ]
+    with pytest.raises(UnsupportedError) as caught:
+        check_reach(ranks)
+    assert str(caught.value) == (
+        "SymmetricHeap: expected devices that load and store each other's memory, got rank 0 on cuda:aa, which cannot "
+        "reach rank 2 on cuda:cc. `peertile info` shows which pairs can; make heaps of subgroups of such ranks"
+    )
+    for part in (ranks[:2], ranks[2:], ranks[1:2]):
+        check_reach(part)
 
 
 def test_what_is_forced_does_not_fall_back():

@@ -169,6 +169,8 @@ def test_a_few_random_kernels_agree_with_their_meaning(request):
 
 # No frontend makes these in front of the passes, and nobody draws them: what passes emit, and what cpu does not have.
 BY_PASSES = {"field", "launch_words", "suspend"}
+# Passes emit it for a timeline alone.
+BY_TIMELINES = {"mark"}
 CHOICES = {
     ops.UnaryOp: ("fn", ops.Unary), ops.BinaryOp: ("fn", ops.Binary), ops.CompareOp: ("fn", ops.Compare),
     ops.Reduce: ("fn", ops.Fold), ops.Load: ("padding", ops.Padding), ops.Cast: ("rounding", ops.Rounding),
@@ -192,7 +194,7 @@ FORMS = (
     "loop with 1 carried", "if with 1 carried", "carried tile turned", "carried tile turned, square",
 )  # fmt: skip
 WANTED = {
-    *({cls.NAME for cls in ops.ALL_OPS} - BY_PASSES),
+    *({cls.NAME for cls in ops.ALL_OPS} - BY_PASSES - BY_TIMELINES),
     *(f"{cls.NAME} {name} {x.value}" for cls, (name, values) in CHOICES.items() for x in values),
     *(f"dtype {d}" for d in ALL_DTYPES), *(f"view {v}" for v in VIEWS), *(f"form {f}" for f in FORMS),
 }  # fmt: skip

@@ -2,9 +2,12 @@
 
 import ast
 import linecache
+import os
 import textwrap
+from importlib.machinery import SourceFileLoader
 from types import FunctionType
 
+import numpy as np
 import pytest
 from tests.frontend.helpers import build, error, own, refuses, shared, underlined
 
@@ -13,6 +16,8 @@ from peertile.captures import snapshot
 from peertile.direct import fingerprint
 from peertile.errors import CompileError
 from peertile.frontend.build import build_kernel
+from peertile.ir import ops
+from peertile.ir.core import walk
 
 TABLE = [1, 2, 3]
 SIZES = (64, 128)
@@ -24,7 +29,7 @@ def compiled(body: str, params: str = "z, x, n") -> FunctionType:
     text = f"def kernel({params}):\n" + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n"
     name = f"<kernel {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope = {"T": T, "TABLE": TABLE, "SIZES": SIZES, "SCALE": SCALE}
+    scope = {"T": T, "np": np, "TABLE": TABLE, "SIZES": SIZES, "SCALE": SCALE}
     exec(compile(text, name, "exec"), scope)
     return scope["kernel"]
 
@@ -87,6 +92,12 @@ CALLS = [
     ("v = dict()",
      "`dict` cannot be called inside a kernel: expected a word of peertile.language, a dtype, or a plain Python "
      "function with source"),
+    ("v = np.exp(n)",
+     "`exp` cannot be called inside a kernel: expected a word of peertile.language, a dtype, or a plain Python "
+     "function with source; write T.exp"),
+    ("v = np.matmul(n, n)",
+     "`matmul` cannot be called inside a kernel: expected a word of peertile.language, a dtype, or a plain Python "
+     "function with source; write T.mma(a, b, acc)"),
     ("v = T.Exclusive()", "T.Exclusive: an annotation of kernel parameters cannot be called inside a kernel"),
     ("v = n()", "call: expected a function, got i64"),
     ("v = min(1, 'a')", "min: '<' not supported between instances of 'str' and 'int'"),
@@ -110,6 +121,13 @@ NAMES = [
     ("v = sise", "`sise` is not defined"),
     ("v = SIZE", "`SIZE` is not defined; did you mean `SIZES`?"),
     ("v = T.zeroes(64)", "`peertile.language` has no `zeroes`; did you mean `zeros`?"),
+    ("v = T.arange(64)", "`peertile.language` has no `arange`; write T.iota(n)"),
+    ("v = T.dot(n, n)", "`peertile.language` has no `dot`; write T.mma(a, b, acc)"),
+    ("v = T.uint16", "`peertile.language` has no `uint16`; write T.u16"),
+    ("v = T.unknown", "`peertile.language` has no `unknown`"),
+    ("v = n.sum()", "i64 has no `.sum`; write T.sum(tile)"),
+    ("v = n.to(T.f32)", "i64 has no `.to`; write tile.astype(dtype)"),
+    ("v = n.unknown", "i64 has no `.unknown`"),
     ("v = T.Padding.ZEROS", "Padding has no member `ZEROS`; did you mean `ZERO`?"),
     ("v = T.f32.width", "`.width` of f32: not available inside a kernel"),
     ("v = T.f32.max", "f32.max: only integer dtypes have it; write float('inf')"),
@@ -312,9 +330,54 @@ def test_a_changed_file_is_noticed():
     lines = ["x = 1\n"]
     linecache.cache[name] = (6, None, lines, name)
     message = (
-        f"`kernel`: its source was not found at {name}:1; the file has changed since it was imported: import it again"
+        f"`kernel`: what was imported is not at {name}:1; the file has changed since it was imported: import it again"
     )
     assert error(fn).message == message
+
+
+def test_a_kernel_that_is_imported_again_has_its_new_text(tmp_path):
+    path = tmp_path / "reloaded.py"
+
+    def written(value: str) -> FunctionType:
+        path.write_text(f"def scale():\n    return {value}\n\n\ndef kernel(z):\n    z.store(z.load() * scale())\n")
+        scope = {"T": T}
+        exec(compile(path.read_text(), str(path), "exec"), scope)
+        return scope["kernel"]
+
+    def numbers(fn: FunctionType) -> set[float]:
+        return {op.attrs["value"] for op in walk(build(fn).body) if isinstance(op, ops.Const)}
+
+    old = written("2.5")
+    assert numbers(old) == {2.5}
+    kept = linecache.cache[str(path)]
+    new = written("7.25")
+    assert numbers(old) == {2.5}  # it goes on with the text that it was compiled from
+    assert linecache.cache[str(path)] == kept
+    assert numbers(new) == {7.25}
+    message = (
+        f"`scale`: what was imported is not at {path}:1; the file has changed since it was imported: import it again"
+    )
+    assert error(old).message == message
+
+
+def test_code_that_a_hook_at_import_made_is_not_compared_with_its_file(tmp_path):
+    class Hook(SourceFileLoader):
+        def source_to_code(self, data, path, *, _optimize=-1):
+            return compile(data.replace(b"+ 1.5", b"+ 2.5 "), path, "exec")
+
+    def imported(loader) -> FunctionType:
+        scope = {"__loader__": loader}
+        exec(loader.get_code("m"), scope)
+        return scope["kernel"]
+
+    path = tmp_path / "m.py"
+    path.write_text("def kernel(z):\n    z.store(z.load() + 1.5)\n")
+    build(imported(Hook("m", str(path))))
+    build(imported(SourceFileLoader("m", str(path))))
+    os.utime(path, (1, 1))  # as a copy that keeps dates
+    fn = imported(SourceFileLoader("m", str(path)))
+    fn.__code__ = fn.__code__.replace(co_consts=(None, 3.5))
+    assert error(fn).message.startswith(f"`kernel`: what was imported is not at {path}:1;")
 
 
 def test_two_groups_in_play_are_named():

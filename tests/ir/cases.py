@@ -83,6 +83,8 @@ CASES: dict[str, str] = {
     "suspend": "suspend()\nsuspend(continues=true)",
     "check": 'check(%c, %i, %one, kind=CheckKind.bounds, message="too\\nfar")',
     "print": 'print(%t, %i, prefix="t")',
+    "mark": 'mark(%i, %one, moment=Moment.begin)\nmark(%i, %one, %w, %one, %i, moment=Moment.wait, what="w")\n'
+    "mark(%i, %one, %p, %one, moment=Moment.notify)",
     "for": "%r = for(%one, %i, %one, %t, stages=3) : f32[4] (%k: i64, %a: f32[4]) {\n  continue(%a)\n}",
     "loop": "%r = loop(%i) : f32 (%k: i64) {\n  break(%f)\n}",
     "if": "%r, %r1 = if(%c) : i64, f32 {\n  yield(%i, %f)\n} else {\n  return()\n}",

@@ -43,6 +43,7 @@ TYPES = [
     ViewType(dtypes.f32, 0),
     ViewType(dtypes.f16, 2, Access.WRITE, Space.PEER, unit_stride=(False, True), align=16, divisible=(1, 8)),
     ViewType(dtypes.f8e4m3, 2, Access.READ_WRITE, Space.DEVICE, Partition((16, 32), True, 8, 3)),
+    ViewType(dtypes.f32, 2, Access.READ_WRITE, partition=Partition((1, 32), single=(False, True))),
     SymmetricType(dtypes.u64, 2, Access.READ, (True, False), 64, (16, 16)),
     PointerType(dtypes.i32),
     PointerType(dtypes.f64, (2, 2), Space.PEER),

@@ -133,6 +133,10 @@ def test_foreign_op() -> None:
         (ViewType(f32, 1, partition=Partition((6,))), "expected a tile shape of powers of two"),
         (ViewType(f32, 1, partition=Partition((4,), False, 0)), "expected a swizzle of at least 1"),
         (ViewType(f32, 1, partition=Partition((4,), False, 1, 2)), "expected spare programs of persistent ones"),
+        (
+            ViewType(f32, 2, partition=Partition((4, 4), single=(True,))),
+            "expected one promise of a single tile per axis, or none",
+        ),
         (MailboxType(f32, (3,), 2, False), "expected a tile shape of powers of two"),
         (MailboxType(f32, (4,), 3, False), "expected a depth that is a power of two"),
     ],

@@ -206,6 +206,21 @@ def test_every_cast_in_every_rounding(d, mode, saturate):
                 assert (ok | np.isnan(wide)).all() or d.name == "f64", t
 
 
+@pytest.mark.slow
+def test_saturating_makes_infinities_finite_within_one_type():
+    floats = [d for d in ALL_DTYPES if d.is_float]
+    names = [f"{kind}{k}" for k in range(len(floats)) for kind in "xz"]
+    body = "\n".join(f"z{k}.store(x{k}.load().astype(T.{d.name}, saturate=True))" for k, d in enumerate(floats))
+    x = [np.array([np.inf, -np.inf, np.nan, -0.0, 1.5, -2, 0, 1]).astype(d.numpy) for d in floats]
+    found = run_both(compiled(body, ", ".join(names)), *[a for one in x for a in (one, np.zeros_like(one))])
+    for d, before, z in zip(floats, x, found[1::2], strict=True):
+        largest = {"bf16": 3.3895313892515355e38, "f8e4m3": np.nan, "f8e5m2": 57344}.get(d.name) or np.finfo(
+            d.numpy
+        ).max
+        assert z[:3].astype(np.float64).tolist() == pytest.approx([largest, -largest, np.nan], nan_ok=True), d
+        assert z[3:].tobytes() == before[3:].tobytes(), d
+
+
 @pytest.mark.feature("K6", "cpu")
 def test_bitcast_keeps_the_bits_of_every_dtype():
     for d in ALL_DTYPES:

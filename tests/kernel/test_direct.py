@@ -5,12 +5,14 @@ import subprocess
 import sys
 import textwrap
 from enum import Enum
-from types import FunctionType
+from types import FunctionType, ModuleType
 
+import numpy as np
 import pytest
 
 import peertile as pt
 import peertile.language as T
+from peertile.captures import chains, snapshot
 from peertile.direct import fingerprint
 
 
@@ -78,6 +80,53 @@ def test_helpers_of_the_library_count_as_a_users_do(module, is_covered):
     ]
     assert None not in prints
     assert (prints[0] != prints[1]) is is_covered
+
+
+load, SIZE = object(), np.float32(3)
+
+
+def through_numpy(z, x):
+    z.store(x.load((0,), (4,)) * np.pi + SIZE)
+
+
+def test_names_of_attributes_are_not_taken_for_globals_or_for_parts_of_modules():
+    """numpy has a `load`, as this module has; neither is what the kernel names."""
+    found = fingerprint(through_numpy)
+    assert found is not None
+    assert not any("np.load" in part for part in found)
+    assert snapshot(through_numpy).helpers == ()
+    names = [name for _, name, _ in snapshot(through_numpy).globals]
+    assert sorted(names) == ["SIZE", "np", "pi"]
+    assert found != fingerprint(with_globals(through_numpy, SIZE=np.float32(4)))
+    many = {f"n{k}": k for k in range(300)}
+    scope = {}
+    exec(f"def long(z):\n    z.store({' + '.join(f'np.{name}' for name in many)} + last)", scope)
+    assert {("np", name) for name in many} | {("last",)} == set(chains(scope["long"].__code__))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_helper_in_a_module_of_a_package_counts(is_lazy):
+    def through(z, x):
+        z.store(package.module.helper(x.load_like(z)))  # noqa: F821
+
+    def one(x):
+        return x + 1
+
+    def two(x):
+        return x + 2
+
+    prints = []
+    one.__qualname__ = two.__qualname__ = "helper"
+    for helper in (one, two):
+        outer, inner = ModuleType("package"), ModuleType("package.module")
+        if is_lazy:
+            outer.__getattr__ = {"module": inner}.__getitem__
+        else:
+            outer.module = inner
+        inner.package, inner.helper = outer, helper
+        prints.append(fingerprint(FunctionType(through.__code__, {"package": outer})))
+    assert None not in prints
+    assert prints[0] != prints[1]
 
 
 def test_kernel_that_reaches_an_object_without_a_text_is_compiled_the_longer_way():

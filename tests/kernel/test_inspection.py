@@ -7,7 +7,7 @@ import pytest
 import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError, CompileError
-from peertile.inspection import Signature, describe
+from peertile.inspection import Signature, describe, load_kernel
 from peertile.language.annotations import read_signature
 
 
@@ -25,6 +25,15 @@ def test_constants_are_read_by_the_type_that_the_kernel_declares():
     found = consts("DT=T.f16", "HOW=T.Rounding.ZERO", "MODE=fast", "ANY=(1, 2)")
     assert found == {"DT": pt.f16, "N": 1, "HOW": T.Rounding.ZERO, "MODE": "fast", "ANY": (1, 2)}
     assert [consts("DT=i8", f"ANY={text}")["ANY"] for text in ("u8", "'u8'", "other")] == [pt.u8, "u8", "other"]
+
+
+@pytest.mark.parametrize("name", ["", ":", ":wrong"])
+def test_a_kernel_that_is_not_named_is_told_which_there_are(tmp_path, name):
+    path = tmp_path / "two.py"
+    path.write_text("import peertile as pt\n@pt.kernel\ndef one(): pass\n@pt.kernel\ndef two(): pass\n")
+    with pytest.raises(ArgumentError) as caught:
+        load_kernel(f"{path}{name}")
+    assert str(caught.value) == f"kernel: expected {path}:KERNEL with one of one, two, got {f'{path}{name}'!r}"
 
 
 def test_a_kernel_with_a_dtype_as_constant_can_be_inspected():

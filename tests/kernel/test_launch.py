@@ -1,6 +1,8 @@
 """Calling kernels: binding, grids, single use, leases, faults, compile counts. Bad input changes nothing."""
 
 import gc
+import io
+import sys
 import threading
 
 import numpy as np
@@ -166,6 +168,7 @@ def narrow(z: T.Exclusive, by: T.bf16):
     [
         case(lambda z, x: add(z, x, x), "z: expected a partition (T.Exclusive); write tensor.partition(tile_shape), got Tensor"),
         case(lambda z, x: add(z.partition(8), np.ones(8), x), "x: expected a Tensor (T.Shared); make one with pt.asarray, got ndarray"),
+        case(lambda z, x: add(z.partition(8), type("Tensor", (), {"__module__": "torch.own"})(), x), "x: expected a Tensor (T.Shared); make one with pt.asarray, got one of torch; pt.from_dlpack(tensor) is that memory as one of ours"),
         case(lambda z, x: add(z.partition(8), x), "add: parameter 'y' (shared) was not given"),
         case(lambda z, x: add(z.partition(8), x, x, x), "add: expected at most 3 arguments, got 4"),
         case(lambda z, x: add(z.partition(8), x, x, w=x), "add: no parameter 'w'; it has z, x, y"),
@@ -421,6 +424,21 @@ def test_print_shows_program_and_values(capsys):
     half = pt.asarray(np.arange(4), pt.bf16)
     talk(pt.zeros((4,), pt.bf16).partition(4), half).sync()
     assert capsys.readouterr().out == "[program 0] x is [0., 1., 2., 3.] 0\n"
+
+
+@pt.kernel
+def größe(z: T.Exclusive):
+    T.print_("größe", T.program_id(0))
+    z.store(z.load())
+
+
+def test_names_and_texts_beyond_ascii_run_and_are_shown_where_the_terminal_has_none_of_them(monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    größe(pt.zeros((8,), pt.f32).partition(8)).sync()
+    assert shown.buffer.getvalue() == b"[program 0] gr\\xf6\\xdfe 0\n"
+    monkeypatch.setattr(sys, "stdout", None)  # as of a program without a console
+    größe(pt.zeros((8,), pt.f32).partition(8)).sync()
 
 
 @pt.kernel

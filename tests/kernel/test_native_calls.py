@@ -18,7 +18,7 @@ from peertile.errors import ArgumentError
 from peertile.kernel import KernelFunction
 from peertile.launch import DeferredLaunchOp, LaunchOp
 from peertile.native_calls import native_call
-from peertile.runtime import site
+from peertile.runtime import objects, site
 from peertile.runtime.site import OUTSIDE, describe, is_outside
 
 
@@ -245,3 +245,36 @@ def test_code_of_the_package_is_no_line_of_the_users_but_for_its_commands(monkey
     assert is_outside(bench_kernels.__file__)
     assert is_outside("<string>")
     assert len(site.OUTSIDE) <= 2
+
+
+# ---------------------------------------------------------------- other interpreters
+
+
+def test_where_threads_run_python_at_once_kernels_are_called_in_python(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert not objects.is_locked_globally()
+    assert native_call(KernelFunction, "_called", OUTSIDE) is None
+
+
+def test_where_objects_look_different_kernels_are_called_in_python(monkeypatch):
+    monkeypatch.setattr(objects, "TYPE_WORD", 3)  # as in builds without the global lock
+    with pytest.raises(objects.NotFoundError) as caught:
+        objects.slot_word(pt.Tensor, "_shared")
+    assert str(caught.value) == "Tensor: expected the type in word 3 of an object"
+    assert native_call(KernelFunction, "_called", OUTSIDE) is None
+
+
+def test_where_a_slot_is_nowhere_kernels_are_called_in_python(monkeypatch):
+    real = objects._word
+    monkeypatch.setattr(objects, "_word", lambda thing, k: real(thing, k) if k == objects.TYPE_WORD else 1)
+    with pytest.raises(objects.NotFoundError) as caught:
+        objects.slot_word(SlotOfAKind, "one")
+    assert str(caught.value) == "SlotOfAKind.one: expected its word among 3, found []"
+    with pytest.raises(objects.NotFoundError) as caught:
+        objects.held_word()
+    assert str(caught.value) == "RLock: expected a word that tells whether it is held, found none"
+    assert native_call(KernelFunction, "_called", OUTSIDE) is None
+
+
+class SlotOfAKind:
+    __slots__ = ("one",)

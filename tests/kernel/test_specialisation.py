@@ -1,5 +1,7 @@
 """What a specialisation depends on: captured values, axes of the grid, groups; and grids that slots cannot hold."""
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,174 @@ def test_a_captured_global_that_changes_compiles_again(monkeypatch):
     assert times.compile_count == before + 1
     monkeypatch.setitem(globals(), "scaled", shifted)
     assert once() == 6
+
+
+index = SCALE = np.float32(2)
+
+
+@pt.kernel
+def by_numpy(z: T.Exclusive):
+    (at,) = z.index
+    z.store(T.full(z.tile_shape, SCALE, T.f32) * np.pi + at.astype(T.f32))
+
+
+def test_a_number_of_numpy_that_changes_compiles_again_and_a_global_of_an_attributes_name_does_not(monkeypatch):
+    z = pt.zeros((4,), pt.f32)
+
+    def once():
+        by_numpy(z.partition(4)).sync()
+        return z.numpy()[0], by_numpy.compile_count
+
+    assert once() == once() == (np.float32(2) * np.float32(np.pi), 1)
+    monkeypatch.setitem(globals(), "index", 7)
+    assert once()[1] == 1
+    monkeypatch.setitem(globals(), "SCALE", np.float32(3))
+    assert once() == once() == (np.float32(3) * np.float32(np.pi), 2)
+
+
+@pt.kernel
+def by_constant(z: T.Exclusive, C: T.Const):
+    kind = T.full((1,), C).dtype
+    z.store((1.0 if kind == T.f32 else 2.0 if kind == T.i64 else 3.0) / T.full(z.tile_shape, C).astype(T.f32))
+
+
+@pt.kernel
+def by_tuple(z: T.Exclusive, C: T.Const):
+    kind = T.full((1,), C[0]).dtype
+    z.store((1.0 if kind == T.f32 else 2.0 if kind == T.i64 else 3.0) / T.full(z.tile_shape, C[0]).astype(T.f32))
+
+
+@pytest.mark.parametrize("kernel", [by_constant, by_tuple])
+def test_constants_that_python_takes_for_equal_are_compiled_apart(kernel):
+    """1, 1.0 and True, 0.0 and -0.0; and NaN, which Python never takes for equal, is compiled once."""
+    z = pt.zeros((4,), pt.f32)
+    given = [1, 1.0, True, 0.0, -0.0, np.float32(0.0), np.float32(-0.0), float("nan"), np.float32("nan"), np.int64(1)]
+    expected = [2, 1, 3, np.inf, -np.inf, np.inf, -np.inf, np.nan, np.nan, 2]
+    for _ in range(3):
+        found = []
+        for value in given:
+            kernel(z.partition(4), (value,) if kernel is by_tuple else value).sync()
+            found.append(z.numpy()[0])
+        np.testing.assert_array_equal(found, expected)
+        given[7] = float("nan")
+    assert kernel.compile_count == len(given)
+
+
+def times_scale(x):
+    return x * SCALE
+
+
+TABLE = ((times_scale, 0),)
+
+
+@pt.kernel
+def by_function(z: T.Exclusive, FN: T.Const, OTHER: T.Const = times_scale):
+    z.store(FN(T.ones(z.tile_shape, T.f32)) + OTHER(T.ones(z.tile_shape, T.f32)) + TABLE[0][0](z.load() * 0))
+
+
+@pytest.mark.parametrize("given", [("FN",), ("OTHER",), ()])
+def test_what_a_function_reaches_counts_wherever_it_comes_from(monkeypatch, given):
+    z = pt.zeros((4,), pt.f32)
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+
+    def nothing(x):
+        return x * 0.0
+
+    functions = {name: times_scale if name in given else nothing for name in ("FN", "OTHER")}
+
+    def once():
+        by_function(z.partition(4), **functions).sync()
+        return z.numpy()[0]
+
+    assert once() == 2 * len(given)
+    before = by_function.compile_count
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert once() == 3 * len(given)
+    assert by_function.compile_count == before + 1
+
+
+def module(**values):
+    found = ModuleType("module")
+    vars(found).update(values)
+    return found
+
+
+package = module(inner=module(helper=scaled), other=module(helper=shifted))
+
+
+@pt.kernel
+def through_modules(z: T.Exclusive):
+    z.store(package.inner.helper(T.ones(SHAPE, T.f32)))
+
+
+def made_through_modules():
+    package = module(inner=module(helper=scaled), other=module(helper=shifted))
+
+    @pt.kernel
+    def kernel(z: T.Exclusive):
+        z.store(package.inner.helper(T.ones(SHAPE, T.f32)))
+
+    return kernel, package
+
+
+@pytest.mark.parametrize("where", ["globals", "closure"])
+@pytest.mark.feature("K1", "cpu")
+def test_what_is_reached_through_modules_in_modules_and_changes_compiles_again(monkeypatch, where):
+    kernel, outer = (through_modules, package) if where == "globals" else made_through_modules()
+    z = pt.zeros((4,), pt.f32)
+
+    def once():
+        kernel(z.partition(4)).sync()
+        return z.numpy()[0]
+
+    assert [once(), once()] == [2, 2]
+    monkeypatch.setattr(outer.inner, "helper", shifted)
+    assert once() == 3
+    monkeypatch.setattr(outer, "inner", module(helper=scaled))
+    assert once() == 2
+    monkeypatch.setattr(outer, "inner", outer.other)
+    assert once() == 3
+
+
+def test_a_helper_with_new_code_in_place_compiles_again():
+    """As notebooks do it that load a changed module again."""
+
+    def helper(x):
+        return x * 2
+
+    def changed(x):
+        return x + 5
+
+    @pt.kernel
+    def kernel(z: T.Exclusive):
+        z.store(helper(T.ones(SHAPE, T.f32)))
+
+    z = pt.zeros((4,), pt.f32)
+    for code, expected in ((helper.__code__, 2), (changed.__code__, 6)):
+        helper.__code__ = code
+        for _ in range(3):
+            kernel(z.partition(4)).sync()
+        assert z.numpy()[0] == expected
+
+
+@pt.kernel
+def by_constant_alone(z: T.Exclusive, FN: T.Const):
+    z.store(FN(T.ones(z.tile_shape, T.f32)))
+
+
+def test_new_code_in_place_counts_where_a_function_is_all_that_may_change():
+    def helper(x):
+        return x * 2
+
+    def changed(x):
+        return x + 5
+
+    z = pt.zeros((4,), pt.f32)
+    for code, expected in ((helper.__code__, 2), (changed.__code__, 6)):
+        helper.__code__ = code
+        for _ in range(2):
+            by_constant_alone(z.partition(4), helper).sync()
+        assert z.numpy()[0] == expected
 
 
 def made(n):

@@ -193,36 +193,61 @@ def test_rms_norm_of_long_rows_of_16_bits(rng, dtype):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "gain", "is_added", "again"),
+    ("dtype", "width", "gain", "is_added", "again", "early"),
     [
-        (pt.f32, 2047, pt.f32, False, False),
-        (pt.f32, 2048, pt.f32, True, True),
-        (pt.bf16, 8192, pt.bf16, False, False),
-        (pt.bf16, 16000, pt.f16, False, True),
-        (pt.f16, 16384, pt.f32, False, False),
-        (pt.bf16, 16384, pt.bf16, True, False),
-        (pt.bf16, 16385, pt.bf16, False, False),
+        (pt.f32, 512, pt.f32, False, False, False),
+        (pt.f32, 1024, pt.f32, False, False, True),
+        (pt.f32, 2047, pt.f32, False, False, True),
+        (pt.f32, 2048, pt.f32, True, True, False),
+        (pt.f32, 8192, pt.f32, False, True, True),
+        (pt.f32, 16384, pt.f32, False, True, False),
+        (pt.bf16, 1024, pt.bf16, False, False, False),
+        (pt.bf16, 2048, pt.bf16, False, False, True),
+        (pt.bf16, 2049, pt.bf16, False, True, True),
+        (pt.bf16, 8192, pt.bf16, False, True, True),
+        (pt.bf16, 16000, pt.f16, False, True, True),
+        (pt.f16, 16384, pt.f32, False, False, False),
+        (pt.bf16, 16384, pt.bf16, True, False, False),
+        (pt.bf16, 16385, pt.bf16, False, False, False),
     ],
 )
-def test_a_gpu_loads_the_rows_twice_that_it_has_no_room_for(monkeypatch, dtype, width, gain, is_added, again):
+def test_a_gpu_loads_the_rows_twice_that_it_has_no_room_for(monkeypatch, dtype, width, gain, is_added, again, early):
     x, g, seen = pt.zeros((2, width), dtype), pt.ones((width,), gain), []
 
-    def kernel(*_, AGAIN, **consts):
-        seen.append(AGAIN)
+    def kernel(*_, AGAIN, EARLY, **consts):
+        seen.append((AGAIN, EARLY))
         return pt.op.value(x)
 
     monkeypatch.setattr(layers.kernels, "rms_norm", kernel)
     for target in ("sm_90", None):
         monkeypatch.setattr(x.device, "target", target)
         rms_norm(x, g, residual=x if is_added else None)
-    assert seen == [again, False]
+    assert seen == [(again, early), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "high"), [(4096, pt.bf16, 8), (4095, pt.bf16, 4), (4096, pt.f32, 1)], ids=str
+)
+def test_a_gpu_program_has_more_short_rows_where_there_are_many(monkeypatch, rows, dtype, high):
+    x, g, seen = pt.empty((rows, 1024), dtype), pt.ones((1024,), dtype), []
+
+    def kernel(part, *_, EARLY, SCALED, **consts):
+        seen.append((part.tile_shape, EARLY, SCALED))
+        return pt.op.value(x)
+
+    monkeypatch.setattr(layers.kernels, "rms_norm", kernel)
+    monkeypatch.setattr(x.device, "target", "sm_90")
+    rms_norm(x, g)
+    assert seen == [((high, 1024), high != 4, high == 8)]
 
 
 @pytest.mark.parametrize("is_added", [False, True], ids=["alone", "added"])
 def test_rms_norm_of_a_row_that_is_loaded_twice_is_the_same(rng, is_added):
     (x, a), (r, b), (gain, g) = made(rng, (7, 100), pt.f32), made(rng, (7, 100), pt.f32), made(rng, (100,), pt.f32)
     out = poisoned((7, 100), pt.f32)
-    layer_kernels.rms_norm(out.partition((1, None)), x, r, gain, 1e-6, ADDED=is_added, AGAIN=True).sync()
+    layer_kernels.rms_norm(
+        out.partition((1, None)), x, r, gain, 1e-6, ADDED=is_added, AGAIN=True, EARLY=True, SCALED=True
+    ).sync()
     u = a + b if is_added else a
     close(out, u / np.sqrt((u * u).mean(1, keepdims=True) + 1e-6) * g, pt.f32, factor=4)
 

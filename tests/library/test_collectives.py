@@ -49,6 +49,14 @@ def test_all_reduce(n, algorithm):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus(2)
+def test_all_reduce_of_what_the_table_chooses_for_gpus():
+    """Of f32 on both sides of its sizes, and between the last two of them, where programs take several turns."""
+    counts = (23_170, 23_171, 46_341, 92_682, 741_455, 741_456, 1_081_345, 1_600_000, 2_097_152, 2_097_153)
+    assert all(spawn(ranks.all_reduces, 2, counts, None))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(ranks.CPU_ALGORITHMS), ids=lambda a: a.value)
 def test_all_reduce_with_several_programs(algorithm):
     assert all(spawn(ranks.all_reduces, 3, (0, 1, ranks.BIG), algorithm, 3))

@@ -32,7 +32,7 @@ def test_a_way_that_is_wrong_or_never_ends_is_dropped_and_the_run_goes_on(monkey
     monkeypatch.setattr("peertile.config._current", config()._replace(wait_timeout_s=4.0))
     results = pt.spawn(tuning_tool_ranks.measured, 2, model=pt.RankModel.THREADS, timeout_s=100)
     for found, dropped, said, _ in results:
-        assert set(found) == {"filled 512 x 4", "pushed 256 x 4"}
+        assert set(found) == {"filled 512 x 4", "pushed 256 x 4", "filled 512 x 2, 64 slots"}
         assert all(us > 0 for us in found.values())
         assert set(dropped) == {"wrong", "alone"}
         assert "AssertionError" in dropped["wrong"]
@@ -44,7 +44,20 @@ def test_a_way_that_is_wrong_or_never_ends_is_dropped_and_the_run_goes_on(monkey
 
 def test_ways_that_a_row_of_the_table_leads_to():
     found = pt.spawn(tuning_tool_ranks.sayable, 2, model=pt.RankModel.THREADS, timeout_s=60)
-    assert found == [[True, False, True, True]] * 2
+    assert found == [[True, False, True, True, False]] * 2
+
+
+def test_more_ways_of_a_long_message_have_programs_with_as_many_turns(tool):
+    cases = sys.modules["collective_cases"]
+    family, sent = cases.Family.ALL_REDUCE, 1 << 24
+    ways = cases.roomy_variants(family, sent, 2)
+    assert {
+        "pushed 8192 x 512", "pushed 8192 x 528", "pushed 16384 x 256", "pushed 16384 x 342", "pushed 16384 x 396",
+        "filled 8192 x 512", "filled 8192 x 256, 32 slots", "filled 8192 x 528, 64 slots", "filled 16384 x 264, 16 slots",
+        "filled 16384 x 512, 32 slots",
+    } <= set(ways)  # fmt: skip
+    assert cases.roomy_variants(family, 1 << 20, 2) == {}
+    assert cases.roomy_variants(cases.Family.ALL_GATHER, sent, 4) == {}
 
 
 CHILD = """

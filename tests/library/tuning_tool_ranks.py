@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import peertile as pt
-from peertile.library.cuda_collectives import Family, GpuPlans, Shape, heap_bytes
+from peertile.library.cuda_collectives import Family, GpuPlans, Room, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 
@@ -22,9 +22,12 @@ def measured(group):
     cases = sys.modules["collective_cases"]
     b = cases.Bench(group, True)
     said = []
-    with pt.SymmetricHeap(group, size_bytes=heap_bytes(group.size, 8) + (1 << 20)) as heap:
-        plans = GpuPlans(heap, 8)
+    room = Room(64, 2048)
+    heap_size = heap_bytes(group.size, 8) + heap_bytes(group.size, 8, room) + (1 << 20)
+    with pt.SymmetricHeap(group, size_bytes=heap_size) as heap:
+        plans, roomy = GpuPlans(heap, 8), GpuPlans(heap, 8, room=room)
         group.on_recover(plans.recover)
+        group.on_recover(roomy.recover)
 
         class Odd(cases.Case):
             def launch(self, shape):
@@ -34,11 +37,13 @@ def measured(group):
                     return pt.op.fill(self.out, 0.0)
                 return super().launch(shape)
 
-        case = Odd(b, plans, Family.ALL_REDUCE, 2048)
+        case = Odd(b, plans, Family.ALL_REDUCE, 2048, {room: roomy})
         case.calls = 2
         ways = {"filled 512 x 4": RIGHT, "wrong": WRONG, "alone": ALONE, "pushed 256 x 4": ALSO}
+        ways["filled 512 x 2, 64 slots"] = cases.Roomy(Algorithm.FILLED, 2, 64, room)
         found, dropped = tool().measure(b, case, ways, said.append)
         group.forget_recover(plans.recover)
+        group.forget_recover(roomy.recover)
     return found, dropped, said, Path(tool().__file__).name
 
 
@@ -48,6 +53,6 @@ def sayable(group):
         plans = GpuPlans(heap, 8)
         asked = [
             Shape(Algorithm.PUSHED, 4, 2048), Shape(Algorithm.PUSHED, 3, 2048), Shape(Algorithm.FILLED, 4, 1024),
-            Shape(Algorithm.FLAGGED, 8, 64),
+            Shape(Algorithm.FLAGGED, 8, 64), sys.modules["collective_cases"].Roomy(Algorithm.FILLED, 4, 1024, Room(32)),
         ]  # fmt: skip
         return [tool().sayable(plans, Family.ALL_REDUCE, 1 << 20, shape) for shape in asked]

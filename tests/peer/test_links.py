@@ -60,10 +60,18 @@ def test_a_round_with_a_tile_for_one_rank(kind, step):
 @pytest.mark.sentence("MB-22")
 def test_a_put_to_a_rank_that_does_not_receive_is_out_of_bounds():
     found = spawn(link_ranks.puts_astray, 3)
-    assert any(
-        name == "OutOfBounds" and "box: a put to a rank that does not receive from this one" in text
-        for name, text in found
-    )
+    told = [
+        f"mailbox box: put: expected a rank that receives from this one, got rank {(rank - 1) % 3}; make the mailbox with "
+        "that link (links=), or put to a rank that it has a link to"
+        for rank in range(3)
+    ]
+    line = f"{link_ranks.__file__}:57"
+    for rank, (name, text) in enumerate(found):  # who hears of another first says so
+        if name == "OutOfBounds":
+            assert text == f"{told[rank]} (rank {rank}, program 0, {line}) in astray"
+        else:
+            assert (name, text) in [("PeerFailed", f"rank {r} failed: OutOfBounds: {told[r]}") for r in range(3)]
+    assert "OutOfBounds" in dict(found)
 
 
 WORDS = {

@@ -319,3 +319,12 @@ def test_peer_views_of_the_host_see_what_kernels_wrote():
         x = heap.zeros((8,), pt.f32)
         x.copy_from(np.arange(8, dtype=np.float32))
         assert x.at(0).numpy().tolist() == list(range(8))
+
+
+def test_slices_of_a_symmetric_tensor_are_those_of_the_own_part():
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        x = heap.zeros((3, 4), pt.i32)
+        x[1:, 1:3].copy_from(np.ones((2, 2), np.int32))
+        assert x.numpy().tolist() == [[0] * 4, [0, 1, 1, 0], [0, 1, 1, 0]]
+        with pytest.raises(ArgumentError, match=r"^index: expected up to 2 slices, got 1$"):
+            x[1]

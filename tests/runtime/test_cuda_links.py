@@ -59,9 +59,13 @@ def fail(z: T.Exclusive, x: T.Shared):
     z.store(x.load_like(z))
 
 
+def stepping(tile):
+    return tile + STEP
+
+
 @pt.kernel
 def stepped(z: T.Exclusive, x: T.Shared):
-    z.store(x.load_like(z) + STEP)
+    z.store(stepping(x.load_like(z)))
 
 
 def _ints(address):
@@ -448,6 +452,15 @@ def test_a_kernel_whose_outside_may_change_is_looked_at(watched, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "STEP", 3)
     stepped(part, x).submit(stream).wait(20)
     assert stepped.compile_count == before + 2
+    changed = (lambda: kept.submit(stream, None, 7)), (lambda: stepped(part, x).submit(stream))
+    for again, other in zip(changed, (double, fail), strict=True):
+        for _ in range(2):
+            stepped(part, x).submit(stream).wait(20)
+            kept.submit(stream, None, 7).wait(20)
+        before = stepped.compile_count
+        monkeypatch.setattr(stepping, "__code__", other.fn.__code__)  # as a notebook does that loads a module again
+        again().wait(20)
+        assert stepped.compile_count == before + 1
     monkeypatch.delattr(sys.modules[__name__], "STEP")
     assert found.codes[LinkCode.REFUSED] > 0
 

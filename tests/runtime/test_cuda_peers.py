@@ -1,12 +1,14 @@
 """What the devices of one process share, over a stand-in for the NVIDIA driver: pages of the host, loaded kernels."""
 
 import threading
+import time
 
 import pytest
 
 from peertile.errors import UnsupportedError
 from peertile.runtime.drivers.cuda_api import CudaError, PointerKind
 from peertile.runtime.drivers.cuda_peers import PAGE_BYTES, HostPages, SharedModules
+from peertile.runtime.drivers.cuda_waits import StreamWaits
 
 
 class Api:
@@ -186,3 +188,31 @@ def test_a_load_that_waits_holds_up_no_other_gpu(api):
     go.set()
     thread.join(10)
     assert len(api.modules) == 2
+
+
+def test_who_wants_a_context_alone_gets_it_though_streams_begin_to_wait_all_the_time():
+    """Each wait comes to its bound of 0.2 s, but there is always another, as long as any may begin."""
+    waits, last, got_it = StreamWaits(patience_s=0.02), [time.monotonic()], threading.Event()
+    waits.add(7, lambda: time.monotonic() - last[0] < 0.2)
+
+    def one_after_the_other():
+        end = time.monotonic() + 20
+        while not got_it.wait(0.001) and time.monotonic() < end:
+            if waits.may_begin(7):
+                waits.begin(7, lambda: last.append(time.monotonic()) or last.pop(0))
+
+    def alone():
+        with waits.alone(7):
+            got_it.set()
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (one_after_the_other, alone)]
+    for thread in threads:
+        thread.start()
+    assert got_it.wait(5)
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+    assert waits.may_begin(7)
+    begun = []
+    waits.begin(7, lambda: begun.append(True))
+    assert begun == [True]  # others may begin again

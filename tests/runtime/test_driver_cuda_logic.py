@@ -32,6 +32,7 @@ from peertile.runtime.drivers.cuda import CudaDriver
 from peertile.runtime.drivers.cuda_native import Lane
 from peertile.runtime.drivers.cuda_ops import Launch
 from peertile.runtime.drivers.cuda_segments import Segments
+from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 from peertile.testing.cuda_kernels import extra_kernel
 from peertile.testing.driver_suite import args, holding, options, raises, read_words, words
 
@@ -456,6 +457,27 @@ def test_code_is_loaded_when_no_stream_waits_so_that_a_wait_can_end_at_its_bound
     assert device.take_fault(s).got == 3
 
 
+def test_waits_that_come_while_a_load_is_out_of_patience_stay_in_their_backlog_and_block_nobody(device, monkeypatch):
+    """Least of all the thread that ends waits at their bound, which enqueues what backlogs hold."""
+    monkeypatch.setattr(STREAM_WAITS, "_patience_s", 0.0)
+    s, t = device.create_stream(), device.create_stream()
+    a, b = signal(device, s, 3), signal(device, t, 5)
+    first = device.wait_value(s, a, 4, 64, Cmp.EQ, timeout_ns=SECOND // 5)
+    loader = threading.Thread(target=device.load_module, args=(extra_kernel(b"python", "extra_nothing"),), daemon=True)
+    loader.start()
+    end = time.monotonic() + 5
+    while STREAM_WAITS.may_begin(device.context_number) and time.monotonic() < end:
+        pass
+    second = device.wait_value(t, b, 4, 64, Cmp.EQ, timeout_ns=1000)
+    assert device.query(first) is Status.PENDING
+    assert len(t.backlog) == 1
+    assert device.wait(first, 5) is Status.FAULTED
+    assert device.wait(second, 5) is Status.FAULTED
+    loader.join(5)
+    assert not loader.is_alive()
+    assert (device.take_fault(s).got, device.take_fault(t).got) == (3, 5)
+
+
 def test_no_stream_begins_to_wait_while_code_is_loaded(device, fake, monkeypatch):
     s = device.create_stream()
     a = signal(device, s, 3)
@@ -596,6 +618,17 @@ def test_out_of_memory_says_how_much_was_asked_used_and_free(fake):
     with raises(AllocationError, message):
         large.allocate(7 << 30)
     large.close()
+
+
+def test_the_device_knows_which_others_it_cannot_reach(monkeypatch):
+    fake = FakeCuda(devices=4)
+    monkeypatch.setattr(fake, "can_access_peer", lambda device, peer: peer == 1)
+    monkeypatch.setattr(fake, "native_peer_atomics", lambda device, peer: peer == 1)
+    device = CudaDriver(api=fake).open()
+    assert device.identity == f"cuda:{'00' * 16}"
+    assert device.capabilities.unreachable == {f"cuda:{'02' * 16}", f"cuda:{'03' * 16}"}
+    assert device.capabilities.peer_atomics  # not asked of those out of reach
+    device.close()
 
 
 def test_the_device_knows_what_it_can_access(device):

@@ -1,6 +1,7 @@
 """Settings that cannot work are refused by their variable's name, before LLVM or the machine meets them."""
 
 import os
+import pwd
 import subprocess
 import sys
 
@@ -51,6 +52,20 @@ def test_threads_are_bounded(threads):
     with pytest.raises(ArgumentError) as caught:
         read_config({"PEERTILE_CPU_THREADS": threads})
     assert str(caught.value) == f"PEERTILE_CPU_THREADS: expected an integer from 1 to 1024, got {threads!r}"
+
+
+@pytest.mark.parametrize("env", [{}, {"HOME": ""}], ids=["unset", "empty"])
+def test_without_home_kernels_lie_in_the_users_own_folder_or_nowhere(env, monkeypatch):
+    entry = pwd.getpwuid(os.getuid())
+    assert read_config(env).cache_folder == f"{entry.pw_dir}/.cache/peertile"
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert read_config(env).cache_folder == "/nonexistent/.cache/peertile"
+
+
+def test_a_tilde_in_the_cache_folder_is_the_users_own():
+    folder = read_config({"PEERTILE_CACHE_DIR": "~/kernels"}).cache_folder
+    assert folder == os.path.expanduser("~/kernels")
+    assert "~" not in folder
 
 
 @pytest.mark.slow

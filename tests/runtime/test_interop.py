@@ -15,6 +15,8 @@ from peertile.runtime.drivers.cpu import CpuDriver
 
 pytestmark = pytest.mark.any_device
 
+BITS = {"f16": 10, "bf16": 7, "f8e4m3": 3, "f8e5m2": 2}
+"""Of the mantissa."""
 DTYPES = [
     pt.bool_, pt.i8, pt.i16, pt.i32, pt.i64, pt.u8, pt.u16, pt.u32, pt.u64, pt.f16, pt.bf16, pt.f32, pt.f64,
     pt.f8e4m3, pt.f8e5m2,
@@ -32,6 +34,15 @@ def load_kernels():
 
 def values(tensor):
     return tensor.numpy().tolist()
+
+
+@pytest.mark.sentence("NU-30")
+@pytest.mark.parametrize("dtype", [pt.f16, pt.bf16, pt.f8e4m3, pt.f8e5m2], ids=str)
+def test_f64_becomes_a_narrow_type_on_the_host_as_in_a_kernel(dtype):
+    """Through f32: just above the middle between two neighbours it is the middle there."""
+    above = np.array([1.0, 1024.0, 0.25]) * (1 + 0.5 * np.array([[1], [3]]) * 2.0 ** -BITS[dtype.name] + 2.0**-40)
+    x = pt.asarray(above)
+    assert pt.asarray(above, dtype).numpy().tobytes() == pt.op.convert(x, dtype).sync().numpy().tobytes()
 
 
 # ---------------------------------------------------------------- DLPack and addresses
@@ -80,6 +91,27 @@ def test_numpy_and_peertile_see_the_same_memory():
     assert b.tolist() == [2] * 4
     np.testing.assert_array_equal(np.asarray(x), x.numpy())
     assert np.asarray(x, np.int64).dtype == np.int64
+
+
+class Unread(Capsules):
+    """As torch's tensors of bf16 and fp8: numpy is refused."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("kind", [Capsules, Unread])
+@pytest.mark.parametrize("dtype", [pt.bf16, pt.f8e4m3, pt.f32], ids=str)
+def test_what_numpy_does_not_read_is_copied_through_dlpack(kind, dtype):
+    x = pt.asarray(np.arange(24).reshape(4, 6) % 7, dtype)
+    for view in (x, x.permute(1, 0)[1:4, ::2], x[2:2]):
+        found = pt.asarray(kind(view))
+        assert (found.dtype, found.is_contiguous) == (dtype, True)
+        np.testing.assert_array_equal(found.numpy(), view.numpy())
+    found = pt.asarray(kind(x), pt.i32)
+    pt.op.fill(x, 0).sync()
+    assert found.numpy().tolist() == (np.arange(24).reshape(4, 6) % 7).tolist()
 
 
 @pytest.mark.slow

@@ -281,3 +281,36 @@ def test_a_launch_that_was_not_enqueued_leaves_nothing_behind(streams, table, do
     table.release((table.acquire("other", b, None, (z.write_use(),)),))
     kept.submitted(a, None).wait(20)
     assert z.numpy().tolist() == [6.0] * 8
+
+
+@pytest.mark.parametrize("what", ["kept launch", "graph"])
+def test_a_submission_that_is_interrupted_behind_its_enqueuing_keeps_its_lease_until_it_is_over(
+    streams, table, hold, doubling, monkeypatch, what
+):
+    a, b = streams
+    kept, x, z = doubling
+    driver, graph = pt.current_device().driver, double(z.partition(8), x).graph_on(a, "g")
+    submit, name = {
+        "kept launch": (lambda: kept.submitted(a, None), "enqueue"),
+        "graph": (lambda: graph.launch().submit(a), "launch_graph"),
+    }[what]
+    submit().wait(20)
+    enqueue = getattr(driver, name)
+
+    def interrupted(*args, **kwargs):
+        enqueue(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with hold(a):
+        monkeypatch.setattr(driver, name, interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            submit()
+        monkeypatch.undo()
+        gc.collect()
+        assert "still writes it" in text_of(z.write_use(), b, table)
+        submit()  # behind it, on the same lease
+        (lease,) = {id(lease): lease for lease in z.storage.leases if not lease.is_done()}.values()
+        assert type(lease) is Resting
+    a.sync(20)
+    table.release((table.acquire("other", b, None, (z.write_use(),)),))
+    assert z.numpy().tolist() == [6.0] * 8

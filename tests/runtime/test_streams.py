@@ -65,6 +65,16 @@ def test_round_robin_over_four_streams_by_default():
         pt.use_device(None)
 
 
+def test_what_is_no_policy_is_refused_where_it_is_given():
+    op = pt.op.value(3)
+    with pytest.raises(ArgumentError) as caught:
+        op.schedule(pt.current_device().default_stream)
+    assert str(caught.value) == (
+        "value.schedule: policy: expected a SchedulingPolicy or None, got Stream; to name a stream use submit"
+    )
+    assert op.schedule().wait() == 3
+
+
 @pytest.mark.feature("H7", "cpu")
 def test_policies_are_anything_with_stream_for_and_differ_per_device():
     device, other = pt.current_device(), pt.open_device(ordinal=1)

@@ -405,6 +405,28 @@ def test_a_program_owns_whole_rows_padded_to_a_power_of_two(columns):
 
 
 @pt.kernel
+def numbered(z: T.Exclusive):
+    for tile in z.tiles():
+        i, j = tile.index
+        tile.store(tile.load() + 10 * i + j + 1)
+
+
+@pytest.mark.feature("K3", "cpu")
+@pytest.mark.parametrize("programs", [None, 3])
+def test_a_whole_axis_is_one_tile_whatever_the_order_and_however_much_of_it_there_is(programs):
+    z = pt.zeros((5, 6), pt.i64)
+    part = z.partition((1, None)) if programs is None else z.partition((1, None)).persistent(programs, swizzle=2)
+    assert str(part.exclusive_argument().type).count("single=[0, 1]") == 1
+    assert "single" not in str(z.partition((1, 8)).exclusive_argument().type)
+    numbered(part).sync()
+    numbered(part.prefix(3, 2)).sync()
+    numbered(z[:, :0].partition((1, None))).sync()
+    expected = np.repeat(10 * np.arange(5)[:, None] + 1, 6, axis=1)
+    expected[:3, :2] *= 2
+    assert (z.numpy() == expected).all()
+
+
+@pt.kernel
 def order_of_tiles(z: T.Exclusive):
     k = T.program_id(0)
     for tile in z.tiles():

@@ -19,7 +19,7 @@ __all__ = ["Binary", "Compiled", "LaunchCheck", "Place", "WholeTiles"]
 class Place:
     """One place of a kernel that can end in a fault: index k of `Binary.places` is what the code records.
 
-    `kind` is the name of the fault ("assert", "bounds", "signature", "wait") or "print". `what` names the
+    `kind` is the name of the fault ("assert", "bounds", "signature", "wait"), "print" or "mark". `what` names the
     word of a wait for people, or the types of what is printed ("f32[4]; i64"); `message` is the text of a check or
     the prefix of a print.
     """

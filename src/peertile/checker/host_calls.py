@@ -3,7 +3,8 @@
 Answered: clocks, sleeping, locks and conditions (and so events, queues and semaphores), signals that a rank sends
 itself, what is to be done at its end, the working directory, what seeds generators of random numbers.
 Refused, with the line of the program: whatever would start a thread or a process, end this one, or block on the real
-world. Nothing here decides when a patch is in place: `isolation.py` does.
+world. Other threads of the process, which go on meanwhile, call what they always do. Nothing here decides when a patch
+is in place: `isolation.py` does.
 """
 
 from __future__ import annotations
@@ -83,8 +84,19 @@ _IGNORED_SIGNALS: Final = frozenset(getattr(signal, name, -1) for name in ("SIGC
 
 # The real ones: while a rank runs, others stand in their place.
 _getsignal, _kill, _read, _chdir, _fchdir = signal.getsignal, os.kill, os.read, os.chdir, os.fchdir
-_lock, _poll = threading.Lock, getattr(select, "poll", None)
+_lock, _poll, _thread_id = threading.Lock, getattr(select, "poll", None), threading.get_ident
 _register, _unregister, _seed = atexit.register, atexit.unregister, random.Random.seed
+
+
+def _here(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls `ours` in the thread that it is made in, where the machine and its ranks run. Another one calls `theirs`:
+    it is no part of the program, and has no rank that could be parked while it waits."""
+    here = _thread_id()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (ours if _thread_id() == here else theirs)(*args, **kwargs)
+
+    return call
 
 
 class _Notified:
@@ -181,10 +193,11 @@ class HostCalls:
             (random.Random, "seed", self._seed_of_generators()),
             (atexit, "register", self.register),
             (atexit, "unregister", self.unregister),
-            (HostCalls, "shown", self),
             *((owner, name, self._refuse(what, why)) for owner, name, what, why in _REFUSED),
         ]
-        self.patches = [(owner, name, value) for owner, name, value in patches if hasattr(owner, name)]
+        there = [(owner, name, ours) for owner, name, ours in patches if hasattr(owner, name)]
+        self.patches: list[Patch] = [(owner, name, _here(ours, getattr(owner, name))) for owner, name, ours in there]
+        self.patches.append((HostCalls, "shown", self))
 
     # ---------------------------------------------------------------- the clock of the machine
 
@@ -286,7 +299,7 @@ class HostCalls:
     def _send(self, number: int, what: str) -> None:
         handler = self.getsignal(number)
         if callable(handler):
-            handler(int(number), sys._getframe(2))
+            handler(int(number), sys._getframe(3))
         elif handler is not signal.SIG_IGN and number not in _IGNORED_SIGNALS:
             self.refuse(what, THE_END)
 
@@ -319,7 +332,7 @@ class HostCalls:
 
     def register(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """What the program registers is done at the end of the rank, what a library does at that of the process."""
-        if not self.sources.owns(sys._getframe(1).f_code.co_filename):
+        if not self.sources.owns(sys._getframe(2).f_code.co_filename):
             return _register(function, *args, **kwargs)
         self.exits.append((function, args, kwargs))
         return function

@@ -14,6 +14,7 @@ from peertile.comm.coordinator import RECOVER, Arrive, Coordinator, Leave, Reply
 from peertile.sim.clocks import Clock, join
 from peertile.sim.hosts import Call, Host
 from peertile.sim.machine import Machine, Task
+from peertile.sim.trace import Deed
 from peertile.sim.verdicts import Waiter
 
 __all__ = ["SimHub", "SimLink"]
@@ -54,7 +55,7 @@ class SimHub:
         of = f" of {self.coordinator.name_of(request.group)}" if request.group else ""
         self.last[rank] = f"{request.call}{of}{place and f', at {place}'}"
         if self.machine.trace is not None:
-            self.machine.trace.add(host, f"calls {request.call}")
+            self.machine.trace.add(host, f"calls {request.call}", deed=Deed.WAIT)
         self.coordinator.handle(rank, request, (), 0.0)
         key = (rank, request.ticket)
         if key not in self._replies:
@@ -67,7 +68,7 @@ class SimHub:
         self._waiters.pop(key, None)
         host.acquire(known)
         if self.machine.trace is not None:
-            self.machine.trace.add(host, f"leaves {request.call}")
+            self.machine.trace.add(host, f"leaves {request.call}", deed=Deed.WAITED)
         return self._replies.pop(key)
 
     def calls(self) -> tuple[str, ...]:

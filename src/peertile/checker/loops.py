@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from peertile.runtime.context import ExecutionContext
     from peertile.runtime.launched import Launched
 
+    _Policy = asyncio.DefaultEventLoopPolicy
+else:
+    # From Python 3.14 on the public name warns that policies will go. As long as there are any, new loops come of one.
+    _Policy = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", None) or asyncio.DefaultEventLoopPolicy
+
 __all__ = ["Network", "RankLoop", "RankPolicy", "RankReactor"]
 
 Address = tuple[str, int]
@@ -374,7 +379,7 @@ class _End(asyncio.Transport):
         return self.protocol
 
 
-class RankPolicy(asyncio.DefaultEventLoopPolicy):
+class RankPolicy(_Policy):
     """Gives loops of one rank to whoever asks asyncio for one."""
 
     def __init__(self, calls: HostCalls, network: Network) -> None:

@@ -303,11 +303,13 @@ class ProgramCase(Case):
         if len(found) == 1:
             self.did_anything = True
             main, arguments = found[0].function, self.arguments or {}
+            signature = inspect.signature(main)
             try:
-                inspect.signature(main).bind(group, **arguments)
+                signature.bind(group, **arguments)
             except TypeError as error:
                 raise CannotCheck(
-                    f"{self.program}: CHECK: expected arguments of {main.__name__}, got {error}"
+                    f"{self.program}: CHECK: expected arguments of {main.__name__}{signature}, got "
+                    f"{', '.join(arguments) or 'none'}: {error}"
                 ) from None
             main(group, **arguments)
         elif found or self.arguments:

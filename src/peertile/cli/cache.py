@@ -28,6 +28,8 @@ __all__ = ["CacheEntry", "cache", "entries", "used_since"]
 
 CUBINS = "cubins"
 """The folder inside the cache that serves other machines, too (backends/cuda/kept.py)."""
+SHOWN = 50
+"""Files that a list shows unless asked for all: what many runs have left is tens of thousands."""
 
 cache = typer.Typer(help="The disk cache of compiled kernels.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -58,8 +60,11 @@ def entries(folder: Path) -> list[CacheEntry]:
 
 
 @cache.command("list")
-def list_entries(as_json: AsJson = False) -> None:
-    """List what is cached, with sizes."""
+def list_entries(
+    as_json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help=f"Not only the {SHOWN} that were used last.")] = False,
+) -> None:
+    """List what is cached, with sizes, what was used last first."""
     folder = config().cache_dir
     found = entries(folder)
     total = sum(entry.size_bytes for entry in found)
@@ -71,8 +76,12 @@ def list_entries(as_json: AsJson = False) -> None:
     table.add_column("file", overflow="fold")
     table.add_column("bytes", justify="right")
     table.add_column("last used")
-    for entry in found:
+    found.sort(key=lambda entry: entry.used, reverse=True)
+    shown = found if everything else found[:SHOWN]
+    for entry in shown:
         table.add_row(entry.name, str(entry.size_bytes), entry.used)
+    if len(shown) < len(found):
+        table.caption = f"{len(found) - len(shown)} others; --all lists them"
     plain().print(table)
 
 
@@ -83,7 +92,7 @@ def clear(
 ) -> None:
     """Delete everything that is cached. Programs that run keep what they have loaded."""
     folder = config().cache_dir
-    here, home = Path.cwd().resolve(), Path.home().resolve()
+    here, home = Path.cwd().resolve(), Path(os.path.expanduser("~")).resolve()
     if folder.resolve() in (here, home, *here.parents, *home.parents):
         raise ArgumentError(
             f"PEERTILE_CACHE_DIR: expected a folder for the cache alone, got {str(folder)!r}, which holds "

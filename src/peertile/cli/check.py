@@ -19,10 +19,13 @@ from peertile.checker.watch import HOST_SECONDS
 from peertile.errors import ArgumentError, PeertileError
 from peertile.sim.conditions import Conditions, Overlap
 from peertile.sim.verdicts import read_choices
+from peertile.timelines.simulated import parts_of_run
+from peertile.timelines.start import checked_path
+from peertile.timelines.trace import write_timeline
 
 __all__ = ["check"]
 
-FOUND_STATUS = 1
+FOUND_STATUS, UNWRITTEN_STATUS = 1, 2
 
 
 def check(
@@ -56,6 +59,9 @@ def check(
         bool, typer.Option("--follow-faults", help="A kernel that fails raises on its host, which may go on.")
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page of its own, too.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the timeline of the first fault, or of the first schedule, as a trace.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check PROGRAM for races, deadlocks and misuse of memory.
@@ -68,8 +74,9 @@ def check(
         raise ArgumentError(
             f"check: --choices: expected numbers and z followed by a number, joined by dots, got {choices!r}"
         ) from None
-    if html is not None and (html.is_dir() or not html.parent.is_dir()):
-        raise ArgumentError(f"check: --html: expected a file in a folder that is there, got {str(html)!r}")
+    for option, path in (("--html", html), ("--timeline", timeline)):
+        if path is not None:
+            checked_path(f"check: {option}", path, is_replaced=path is timeline)
     with _apart():
         report = check_program(
             program,
@@ -81,15 +88,24 @@ def check(
             limit=limit,
             argv=arguments,
             resident=resident,
-            traced=html is not None,
+            traced=html is not None or timeline is not None,
             conditions=Conditions(overlap, queue, blocking_launches, syncing_allocations),
             host_seconds=host_seconds,
             follow_faults=follow_faults,
         )
-    if html is not None:
-        html.write_text(report.page(), encoding="utf-8")
-    print(json.dumps(report.as_dict(), indent=2) if as_json else report)
-    raise typer.Exit(0 if report.clean else FOUND_STATUS)
+    print(json.dumps(report.as_dict(), indent=2) if as_json else report, flush=True)
+    status = 0 if report.clean else FOUND_STATUS
+    # The verdict stands whatever becomes of its files: it is out before them, and so is its status if it is a fault.
+    try:
+        if html is not None:
+            html.write_text(report.page(), encoding="utf-8")
+        if timeline is not None:
+            assert report.trace is not None
+            write_timeline(str(timeline), parts_of_run(report.trace, report.ranks))
+    except OSError as error:
+        print(f"peertile: check: --html, --timeline: cannot be written ({error})", file=sys.stderr)
+        status = status or UNWRITTEN_STATUS
+    raise typer.Exit(status)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "app_of", "main"]
 
 USAGE_STATUS = 2  # what typer uses for wrong arguments
 
-COMMANDS: Final = ("run", "check", "info", "inspect", "bench", "cache")
+COMMANDS: Final = ("run", "check", "timeline", "info", "inspect", "bench", "cache")
 """Each is what has its name in the module of that name."""
 
 
@@ -34,11 +34,21 @@ def app_of(names: Iterable[str]) -> typer.Typer:
             app.add_typer(command, name=name)
         else:
             app.command()(command)
-    app.callback()(_nothing)  # so that one subcommand alone is called by its name, too
+    app.callback()(_common)  # so that one subcommand alone is called by its name, too
     return app
 
 
-def _nothing() -> None:
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"peertile {sys.modules['peertile'].__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 

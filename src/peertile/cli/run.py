@@ -13,8 +13,9 @@ import typer
 from rich.table import Table
 
 from peertile.cli.console import plain
-from peertile.comm.supervisor import JobReport, Output, launch
+from peertile.comm.supervisor import TIMELINE, JobReport, Output, launch
 from peertile.errors import ArgumentError
+from peertile.timelines.start import checked_path
 
 __all__ = ["DeviceKind", "run"]
 
@@ -35,6 +36,9 @@ def run(
         int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous; by default one that is free.")
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="Name the rank at each line of output.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Record what the ranks do, as a trace file for Perfetto or peertile timeline.")
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="How each rank ended, on standard output; the ranks' output on standard error."),
@@ -48,6 +52,8 @@ def run(
         raise ArgumentError(f"run: PROGRAM: expected a Python file, got {str(program)!r}, which is not a file")
     command = [sys.executable, str(program), *(arguments or [])]
     env = {**os.environ, "PEERTILE_DEVICE": device.value}
+    if timeline is not None:
+        env[TIMELINE] = checked_path("run: --timeline", timeline)
     report = launch(command, ranks, env=env, port=port, output=Output(labels=labels, stdout_to_stderr=as_json))
     if as_json:
         print(json.dumps(_as_dict(report), indent=2))

@@ -22,11 +22,11 @@ import ctypes
 import mmap
 import os
 import struct
-import sys
-import threading
 from enum import IntEnum
 
-from peertile.errors import AllocationError, InternalError, PeerFailed, UnsupportedError
+from peertile.errors import AllocationError, InternalError, PeerFailed
+from peertile.runtime.ordering import in_order
+from peertile.runtime.unnamed import unnamed_file
 
 __all__ = ["ControlBlock", "RankState", "Segment"]
 
@@ -67,7 +67,8 @@ class Segment:
         total = _PAGE + BLOCKS * block_bytes
         fd: int | None = None
         if shared:
-            fd = _anonymous_file(total)
+            fd = unnamed_file("peertile-control")
+            os.ftruncate(fd, total)
             memory = mmap.mmap(fd, total)
         else:
             memory = mmap.mmap(-1, total)
@@ -100,7 +101,6 @@ class ControlBlock:
         self.segment = segment
         self.index = index
         self._at: int = segment.address + _PAGE + index * segment.block_bytes
-        self._edge = threading.Lock()  # protects nothing: its release-acquire pair orders two stores, see `fail`
 
     @property
     def abort_address(self) -> int:
@@ -119,6 +119,7 @@ class ControlBlock:
         """Who failed and why; None while all is well."""
         if not self.aborted:
             return None
+        in_order()  # the cause is not looked at before the abort word
         text = ctypes.string_at(self._at + _CAUSE_AT, self._long(16).value)
         return PeerFailed(self._int(4).value, text.decode("utf-8", "replace"))
 
@@ -137,12 +138,8 @@ class ControlBlock:
         ctypes.memmove(self._at + _CAUSE_AT, text, len(text))
         self._long(16).value = len(text)
         self._int(4).value = rank
-        # A release store of the abort word, so that who sees it sees the cause. x86 keeps stores in order; on
-        # aarch64 the release of a lock and then its acquire do, with all that comes before and after them.
-        with self._edge:
-            pass
-        with self._edge:
-            self._int(0).value = 1
+        in_order()  # who sees the abort word sees the cause
+        self._int(0).value = 1
 
     def rank(self, index: int) -> tuple[int, RankState, int]:
         """(pid, state, epoch) of a rank; its epoch is the number of collective calls it has arrived at."""
@@ -159,22 +156,3 @@ class ControlBlock:
 
     def _long(self, offset: int) -> ctypes.c_int64:
         return ctypes.c_int64.from_address(self._at + offset)
-
-
-def _anonymous_file(size: int) -> int:
-    """A descriptor of `size` bytes of shared memory without a name."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("peertile-control", os.MFD_CLOEXEC)
-    elif sys.platform == "darwin":
-        # No memfd there: a temporary file that loses its name at once is the nearest thing.
-        import tempfile
-
-        with tempfile.TemporaryFile(prefix="peertile-control-") as file:
-            fd = os.dup(file.fileno())
-    else:
-        raise UnsupportedError(
-            f"shared control segment: expected Linux or macOS, got {sys.platform}; "
-            f"use RankModel.THREADS, which needs no shared memory"
-        )
-    os.ftruncate(fd, size)
-    return fd

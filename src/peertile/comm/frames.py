@@ -11,6 +11,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ def frame(message: object, fds: Sequence[int] = ()) -> memoryview:
 
 def send_some(connection: socket.socket, data: memoryview, fds: Sequence[int] = ()) -> int:
     """Sends what fits and says how much that was. The descriptors have gone with the first byte."""
+    if fds and sys.platform != "linux":
+        data = data[: _HEAD.size]  # macOS refuses descriptors with more than the other end has room for at the moment
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     return connection.sendmsg([data], rights, getattr(socket, "MSG_NOSIGNAL", 0))
 
@@ -64,6 +67,9 @@ class Reader:
             for level, kind, body in rights:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds += array.array("i", body[: len(body) - len(body) % 4])
+            if not hasattr(socket, "MSG_CMSG_CLOEXEC"):
+                for fd in fds:
+                    os.set_inheritable(fd, False)
             if not data:
                 return None
             self._data += data

@@ -112,6 +112,11 @@ class Group:
         return self._generation
 
     @property
+    def stamp(self) -> str:
+        """Equal on every rank between two collective calls, and never again: names what such a call made."""
+        return f"{self._key}.{self._generation}.{self._sequence}"
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Process of each rank; all the same for threads."""
         return tuple(self._link.pids[rank] for rank in self.world_ranks)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from peertile.runtime.ordering import in_order
+
 __all__ = ["NBYTES", "Labels"]
 
 ENTRIES = 32
@@ -46,6 +48,7 @@ class Labels:
         at = self._addresses[self._rank] + entry * ENTRY_BYTES
         # The signature last: a reader that finds it finds the text of it, or of the one before in the worst case.
         self._write(at + 8, text.ljust(ENTRY_BYTES - 8, b"\0"))
+        in_order()
         self._write(at, signature.to_bytes(8, "little"))
 
     def find(self, signature: int) -> tuple[int, str] | None:
@@ -54,7 +57,9 @@ class Labels:
         for rank in order:
             table = self._read(self._addresses[rank], NBYTES)
             for entry in range(ENTRIES):
-                raw = table[entry * ENTRY_BYTES : (entry + 1) * ENTRY_BYTES]
-                if signature and int.from_bytes(raw[:8], "little") == signature:
-                    return rank, raw[8:].rstrip(b"\0").decode(errors="replace")
+                at = entry * ENTRY_BYTES
+                if signature and int.from_bytes(table[at : at + 8], "little") == signature:
+                    in_order()  # the text is looked at behind the signature
+                    text = self._read(self._addresses[rank] + at + 8, ENTRY_BYTES - 8)
+                    return rank, text.rstrip(b"\0").decode(errors="replace")
         return None

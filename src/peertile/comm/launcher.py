@@ -33,6 +33,7 @@ from peertile.errors import ArgumentError, LaunchError, PeerFailed, PeertileErro
 from peertile.runtime.checks import check_callable, check_integer, check_timeout
 from peertile.runtime.device import Device
 from peertile.runtime.registry import open_rank_device, place_rank, use_device
+from peertile.timelines.upper import ranks as ranks_of_timelines
 
 __all__ = [
     "Program", "current_group", "init", "join", "join_as", "lifeline", "loading", "program", "report_failure",
@@ -66,6 +67,17 @@ _thread_group: contextvars.ContextVar[Group | None] = contextvars.ContextVar("pe
 def current_group() -> Group | None:
     """The group that this rank has joined, if it has."""
     return _thread_group.get() or _this_process.group
+
+
+def _place() -> tuple[int, int, bool] | None:
+    """This rank, for timelines: its number, how many there are, and whether it is a thread."""
+    own = _thread_group.get()
+    group = own or _this_process.group
+    return None if group is None else (group.rank, group.size, own is not None)
+
+
+ranks_of_timelines.place = _place
+ranks_of_timelines.has_launcher = lambda: _this_process.lifeline is not None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peertile.comm.group import Group
     from peertile.runtime.device import Device
 
-__all__ = ["PREFERENCE", "PeerMemory", "RankFacts", "choose_path"]
+__all__ = ["PREFERENCE", "PeerMemory", "RankFacts", "check_reach", "choose_path"]
 
 PREFERENCE: Final = (ShareKind.FABRIC, ShareKind.FD, ShareKind.IPC, ShareKind.LOCAL)
 """Best first."""
@@ -39,6 +39,7 @@ class RankFacts(NamedTuple):
     peer_atomics: bool
     wanted: tuple[str, ...]  # paths that may be taken, in order; more than one only where the choice is free
     multicast: str  # why it has no multicast of the fabric, "" if it has
+    unreachable: tuple[str, ...] = ()  # devices whose memory it cannot load and store
 
     def pack(self) -> bytes:
         """As bytes that travel."""
@@ -47,8 +48,8 @@ class RankFacts(NamedTuple):
     @staticmethod
     def unpack(data: bytes) -> RankFacts:
         """The inverse of `pack`."""
-        pid, device, shares, peer_atomics, wanted, multicast = json.loads(data)
-        return RankFacts(pid, device, tuple(shares), peer_atomics, tuple(wanted), multicast)
+        pid, device, shares, peer_atomics, wanted, multicast, unreachable = json.loads(data)
+        return RankFacts(pid, device, tuple(shares), peer_atomics, tuple(wanted), multicast, tuple(unreachable))
 
 
 def _wanted(device: Device, path: ShareKind | None) -> tuple[ShareKind, ...]:
@@ -78,6 +79,18 @@ def choose_path(facts: list[RankFacts]) -> ShareKind:
     )
 
 
+def check_reach(facts: list[RankFacts]) -> None:
+    """UnsupportedError, the same on every rank, where one's kernels cannot load and store the memory of another."""
+    for rank, own in enumerate(facts):
+        for peer, other in enumerate(facts):
+            if other.device in own.unreachable:
+                raise UnsupportedError(
+                    "SymmetricHeap: expected devices that load and store each other's memory, got rank "
+                    f"{rank} on {own.device}, which cannot reach rank {peer} on {other.device}. `peertile info` shows "
+                    "which pairs can; make heaps of subgroups of such ranks"
+                )
+
+
 class PeerMemory:
     """`nbytes` on every rank of the group. `bases[r]` is where rank r's begins in this process."""
 
@@ -97,9 +110,11 @@ class PeerMemory:
             device.capabilities.peer_atomics,
             tuple(kind.value for kind in _wanted(device, path)),
             objects if isinstance(objects, str) else "",
+            tuple(sorted(device.capabilities.unreachable)),
         )
         payloads = [mine.pack()] if group.size == 1 else group.exchange(mine.pack(), "SymmetricHeap: devices")
         self.facts = [RankFacts.unpack(payload) for payload in payloads]
+        check_reach(self.facts)
         self.path = choose_path(self.facts)
         sharers = sum((f.pid, f.device) == (mine.pid, mine.device) for f in self.facts)
         reason = agree_on_multicast(

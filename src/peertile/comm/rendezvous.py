@@ -2,11 +2,12 @@
 
 Process model: rank 0 runs the coordinator on a thread behind a unix socket; every rank, rank 0 too,
 holds one connection and one thread that is blocked in receiving. The socket's name is abstract on
-Linux (no file) and carries the user, the port and the job, so it never meets the TCP store that
-torchrun puts on the same port. Thread model: all ranks call the coordinator under one lock.
+Linux (no file), elsewhere a file in the folder for temporary ones, gone when rank 0 leaves. It carries
+the user, the port and the job, so it never meets the TCP store that torchrun puts on the same port.
+Thread model: all ranks call the coordinator under one lock.
 
 Nothing here knows what a collective means; read coordinator.py first. Messages are pickled: both ends
-run as the same user on this host (checked with SO_PEERCRED on Linux), so that no trust is added.
+run as the same user on this host (asked of the system), so that no trust is added.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ __all__ = ["Link", "LocalHub", "LocalLink", "Server", "SocketLink", "connect", "
 _LINGER_S = 0.5  # a job that cannot start tells ranks that come late why, for so long
 _NO_ROOM_S = 0.05  # between two looks at who calls, while there are no file descriptors
 _ANSWER_MARGIN_S = 5.0  # the coordinator ends calls on time; beyond this it is itself stuck
+_PATH_BYTES = 103  # of a socket that is a file; on Linux it is none
+_LOCAL_PEERCRED = 0, 1, 76  # macOS: level, option, bytes of its answer: a version, the user, groups
 
 
 class Hello(NamedTuple):
@@ -56,6 +59,12 @@ class Refused(NamedTuple):
 
     text: str
     disagreed: bool
+
+
+class Unwelcome(NamedTuple):
+    """A rank was welcomed, but cannot take part, and is about to end: `text` says why."""
+
+    text: str
 
 
 class Goodbye(NamedTuple):
@@ -218,6 +227,7 @@ class Server:
                 self._expire()
             self._flush()
         finally:
+            _close(self._listener)
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, socket.socket):
                     key.fileobj.close()
@@ -252,7 +262,7 @@ class Server:
 
     def _unlist(self) -> None:
         self._selector.unregister(self._listener)
-        self._listener.close()
+        _close(self._listener)
         self._unlisted.set()
 
     def _accept(self) -> None:
@@ -278,6 +288,8 @@ class Server:
         for message, fds in peer.receive():
             if isinstance(message, Hello):
                 self._join(peer, message)
+            elif isinstance(message, Unwelcome):
+                self._exclude(peer, message.text)
             elif peer.rank is not None and self._coordinator is not None:
                 self._handle(self._coordinator, peer.rank, message, fds)
                 if isinstance(message, Leave) and peer.rank == 0:
@@ -331,8 +343,14 @@ class Server:
         assert segment.fd is not None
         self._coordinator = Coordinator(pids, segment, self._deliver, os.close)
         for peer in self._peers.values():
-            peer.send(Welcome(pids), (segment.fd,))
+            if not peer.send(Welcome(pids), (segment.fd,)):
+                self._exclude(peer, f"rank 0, which hosts the rendezvous: {NO_ROOM}")
         segment.close_fd()
+
+    def _exclude(self, peer: _Peer, why: str) -> None:
+        """The others hear why a rank does not take part, and not only that its process ends because of that."""
+        if peer.rank is not None and self._coordinator is not None:
+            self._coordinator.lose(peer.rank, f"it could not join: {why}")
 
     def _deliver(self, rank: int, reply: Reply, fds: tuple[int, ...]) -> None:
         peer = self._peers.get(rank)
@@ -395,12 +413,18 @@ class _Peer:
             return []
         return messages
 
-    def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: object, fds: tuple[int, ...] = ()) -> bool:
+        """False where it was told instead that this process can open no more descriptors."""
         copies = _duplicates(fds)
+        is_whole = copies is not None
         if copies is None:
-            message, copies = _lacking(message) if isinstance(message, Reply) else (Refused(NO_ROOM, False), [])
+            if isinstance(message, Reply):
+                message, copies = _lacking(message)
+            else:
+                message, copies = Refused(f"rank 0, which hosts the rendezvous: {NO_ROOM}", False), []
         self._out.append((frame(message, copies), tuple(copies)))
         self.flush()
+        return is_whole
 
     def flush(self) -> None:
         try:
@@ -575,6 +599,12 @@ def connect(port: int, job: str, rank: int, size: int, timeout_s: float) -> Sock
     """Joins the job: waits, bounded, until every rank has joined."""
     deadline = time.monotonic() + timeout_s
     connection = _dial(_address(port, job), port, rank, timeout_s, deadline)
+    if not _same_user(connection):  # anybody may take a name first, and what he says would be unpickled here
+        connection.close()
+        raise UsageError(
+            f"rank {rank}: the rendezvous on port {port} is another user's; pass another port= to init, or set "
+            "PEERTILE_MASTER_PORT"
+        )
     reader = Reader(connection)
     try:
         connection.settimeout(max(deadline - time.monotonic(), 0) + _ANSWER_MARGIN_S)
@@ -594,6 +624,8 @@ def connect(port: int, job: str, rank: int, size: int, timeout_s: float) -> Sock
         text = f"rank {rank} cannot join: {message.text}"
         raise SymmetryError(text) if message.disagreed else WaitTimeout(text)
     if LOST in fds:
+        with contextlib.suppress(OSError):
+            connection.sendall(frame(Unwelcome(NO_ROOM)))
         connection.close()
         raise AllocationError(f"rank {rank} cannot join: {NO_ROOM}")
     connection.settimeout(None)
@@ -626,15 +658,35 @@ def _address(port: int, job: str) -> bytes | str:
             f"several ranks as processes: expected Linux or macOS, got {sys.platform}; use RankModel.THREADS"
         )
     if len(job) > 32:  # the name of a unix socket has about 100 bytes
-        import hashlib
-
-        job = hashlib.sha256(job.encode()).hexdigest()[:32]
-    name = f"peertile-{os.getuid()}-{port}-{job}"
+        job = _digest(job)
+    name = f"peertile-{os.geteuid()}-{port}-{job}"
     if sys.platform == "linux":
         return b"\0" + name.encode()
     import tempfile
 
-    return os.path.join(tempfile.gettempdir(), name)
+    path = os.path.join(tempfile.gettempdir(), f"peertile-{_digest(name)}")
+    if len(os.fsencode(path)) > _PATH_BYTES:
+        raise UnsupportedError(
+            f"rendezvous: expected a path of at most {_PATH_BYTES} bytes for its socket, as this system bounds them, "
+            f"got {path}; let TMPDIR name a folder with a shorter one"
+        )
+    return path
+
+
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _close(listener: socket.socket) -> None:
+    """No more calls are taken, and where sockets are files, this one's goes first: once nobody answers there, a new job
+    takes the path."""
+    name = listener.getsockname() if listener.fileno() >= 0 else ""
+    if isinstance(name, str) and name:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+    listener.close()
 
 
 def _remove_stale(path: str) -> None:
@@ -651,7 +703,8 @@ def _remove_stale(path: str) -> None:
 
 
 def _same_user(connection: socket.socket) -> bool:
-    if sys.platform != "linux":
-        return True  # the socket is a file in this user's temporary folder
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(uid == os.getuid())
+    if sys.platform == "linux":
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    else:
+        _, uid = struct.unpack_from("2i", connection.getsockopt(*_LOCAL_PEERCRED))
+    return bool(uid == os.geteuid())  # what the system tells of the other end is the effective one, too

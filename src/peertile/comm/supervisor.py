@@ -13,6 +13,7 @@ fails, and ends when the launcher is gone.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from peertile.comm.lifeline import VARIABLE, Lifeline, Report
 from peertile.errors import ArgumentError, UnsupportedError
+from peertile.timelines.upper import ranks as ranks_of_timelines
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["JobReport", "Output", "RankEnd", "free_port", "launch"]
 
 GRACE_S = 5.0
+TIMELINE = "PEERTILE_TIMELINE"
+"""Where the parts of a timeline that ranks leave are put together."""
 _OTHERS_VARIABLES = (
     *("NNODES", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -131,6 +135,8 @@ def launch(
     }
     if port is not None:
         base["PEERTILE_MASTER_PORT"] = str(port)
+    if base.get(TIMELINE):  # wherever the ranks go before they begin it
+        base[TIMELINE] = os.path.abspath(base[TIMELINE])
     with job.signals():
         try:
             for rank in range(ranks):
@@ -138,6 +144,10 @@ def launch(
             return job.watch()
         finally:
             job.sweep()
+            if base.get(TIMELINE):
+                files: Any = importlib.import_module("peertile.timelines.trace")
+                files.gather(base[TIMELINE], base["PEERTILE_JOB"])
+                ranks_of_timelines.has_launched = True
 
 
 def free_port() -> int:
@@ -267,6 +277,10 @@ class _Job:
             if ending or failed:
                 _kill(rank.process.pid, signal.SIGKILL)  # children that it left in its process group
         code = rank.process.wait()
+        if not hasattr(os, "waitid") and (ending or code != 0):
+            # As above, where the system (macOS, before Python 3.13) has no way to look without reaping: as long as a
+            # child is left the number is not given away, and if none is, not for thousands of processes to come.
+            _kill(rank.process.pid, signal.SIGKILL)
         status = code if code >= 0 else 128 - code
         if rank.report is not None:
             cause, peer = rank.report.cause, rank.report.peer
@@ -335,13 +349,16 @@ class _Job:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _label(self, number: int, source: IO[bytes], target: IO[str]) -> None:
-        for line in source:
-            text = line.decode(errors="replace").rstrip("\n")
-            with self._print_lock:
-                target.write(f"[rank {number}] {text}\n")
-                target.flush()
-        source.close()
+    def _label(self, number: int, source: IO[bytes], target: TextIO) -> None:
+        encoding = target.encoding or "utf-8"
+        # Where nobody takes the lines any more (a closed pipe, a full disk) the rank's own pipe is closed, so that its
+        # next write fails as it would without labels: a pipe that nobody reads would hold it up for ever.
+        with source, contextlib.suppress(OSError, ValueError):
+            for line in source:
+                text = line.decode(errors="replace").rstrip("\n").encode(encoding, "backslashreplace").decode(encoding)
+                with self._print_lock:
+                    target.write(f"[rank {number}] {text}\n")
+                    target.flush()
 
 
 def _kill(pid: int, number: int) -> None:

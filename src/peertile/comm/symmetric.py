@@ -35,6 +35,7 @@ from peertile.runtime.driver import DriverKind, ShareKind
 from peertile.runtime.registry import current_device
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Partition, Tensor, contiguous_strides, normal_shape, normal_tile
+from peertile.timelines.upper import note_heap
 
 if TYPE_CHECKING:
     from peertile.comm.group import Group
@@ -126,6 +127,7 @@ class SymmetricHeap:
             raise
         self._channels: list[_Channel] = []
         group.on_recover(self._recover)
+        note_heap(f"heap {group.stamp}", tuple(self.bases), self.size_bytes)
 
     @property
     def multicast_path(self) -> MulticastPath:
@@ -408,6 +410,10 @@ class SymmetricTensor:
                 storage = self.heap._part(self.storage, self.offset, rank)
             self._parts[rank] = Tensor(storage, self.dtype, self.shape)
         return self._parts[rank]
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
+        """A view of a box of this rank's part, as `local[index]`."""
+        return self.local[index]
 
     def partition(self, tile_shape: int | Sequence[int | None] | None) -> Partition:
         """This rank's part cut into tiles, for `T.Exclusive`."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final
 
+import peertile.language as T
 from peertile.dtypes import DType
 from peertile.frontend import (
     impl_accumulate,
@@ -27,7 +28,7 @@ from peertile.frontend.impl_control import static_range
 from peertile.frontend.impl_tiles import typed
 from peertile.frontend.operators import as_value
 from peertile.frontend.registry import call_word
-from peertile.frontend.resolve import BUILTINS, ONLY_MATH, lift
+from peertile.frontend.resolve import BUILTINS, ONLY_MATH, here, lift
 from peertile.frontend.scope import Build
 from peertile.frontend.values import Abstract, Known, Mailbox, Method, Tup, describe
 from peertile.language.word import KernelOnly, word_of
@@ -137,9 +138,10 @@ def _python_call(b: Build, target: Any, args: list[Abstract], kwargs: dict[str, 
     if isinstance(target, type) and issubclass(target, KernelOnly):
         b.fail(f"T.{target.__name__}: an annotation of kernel parameters cannot be called inside a kernel")
     shown = name or type(target).__name__
+    way_out = f"; write T.{shown}" if word_of(getattr(T, shown, None)) is not None else here(shown)
     b.fail(
         f"`{shown}` cannot be called inside a kernel: expected a word of peertile.language, a dtype, or a plain "
-        "Python function with source"
+        f"Python function with source{way_out}"
     )
 
 

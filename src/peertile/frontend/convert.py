@@ -7,7 +7,9 @@ Two tiles are promoted by `dtypes.promote` and broadcast as in numpy, aligned on
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from typing import Final
 
 from peertile.dtypes import DType, b1, f32, i64, promote
 from peertile.frontend.scope import Build
@@ -87,8 +89,21 @@ def cast(b: Build, value: Value, dtype: DType, rounding: Rounding = Rounding.DEF
     t = value.type
     assert isinstance(t, TileType)
     if t.dtype == dtype:
-        return value
+        return _finite(b, value, t) if saturate and dtype.is_float else value
     return b.builder.value(ops.Cast, (value,), t.with_dtype(dtype), rounding=rounding, saturate=saturate)
+
+
+_LARGEST: Final = {"f32": 3.4028234663852886e38, "f64": sys.float_info.max}
+
+
+def _finite(b: Build, value: Value, t: TileType) -> Value:
+    """`value` with the largest number in place of infinity; the op that casts changes nothing within one type."""
+    if t.dtype.bits < 32:
+        return cast(b, cast(b, value, f32), t.dtype, saturate=True)
+    for fn, sign in ((ops.Binary.MIN, 1), (ops.Binary.MAX, -1)):
+        limit = constant(b, sign * _LARGEST[t.dtype.name], t.dtype, t.shape)
+        value = b.builder.value(ops.BinaryOp, (value, limit), t, fn=fn)
+    return value
 
 
 def to_dtype(b: Build, value: Abstract, dtype: DType, role: str) -> Value:

@@ -12,7 +12,7 @@ from peertile.frontend.control import choose, negation, short_circuit, truth
 from peertile.frontend.convert import int_arg
 from peertile.frontend.operators import as_value, binary, compare, elementwise, unary
 from peertile.frontend.registry import implementation
-from peertile.frontend.resolve import did_you_mean, known_attribute, lookup
+from peertile.frontend.resolve import did_you_mean, here, known_attribute, lookup
 from peertile.frontend.scope import Build
 from peertile.frontend.values import (
     Abstract,
@@ -253,6 +253,12 @@ def _no_attribute(value: Abstract, words: type | None, name: str) -> str:
         )
     if isinstance(value, ExclusiveTile) and name in ("load_like", "num_tiles", "at"):
         return f"{describe(value)} has no `.{name}`; it is owned already: z.load() and z.store(tile) take no index"
+    if isinstance(value, Tile):
+        word = word_of(getattr(T, name, None))
+        if word is not None and word.params and word.params[0].name == "x":
+            return f"{describe(value)} has no `.{name}`; write T.{name}(tile)"
+        if here(name):
+            return f"{describe(value)} has no `.{name}`{here(name)}"
     public = [n for n in dir(words) if not n.startswith("_")] if words is not None else []
     return f"{describe(value)} has no `.{name}`{did_you_mean(name, public)}"
 

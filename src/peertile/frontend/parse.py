@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FunctionType
-from typing import Final
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FunctionType
+from typing import Any, Final
 
 from peertile.errors import CompileError
-from peertile.source import Loc
+from peertile.source import IMPORTED_NS, Loc
 
 __all__ = ["ParsedFunction", "assigned_names", "parse_function"]
 
@@ -60,6 +63,85 @@ def _functions(text: str) -> dict[tuple[str, int], ast.FunctionDef]:
     return found
 
 
+@lru_cache(maxsize=64)
+def _codes(text: str, file: str) -> dict[tuple[str, int], CodeType]:
+    """The code object of every function of a file, by name and first line."""
+    found = {}
+    with _parsing:
+        pending = [compile(text, file, "exec", dont_inherit=True)]
+    while pending:
+        code = pending.pop()
+        found[code.co_name, code.co_firstlineno] = code
+        pending += [const for const in code.co_consts if isinstance(const, CodeType)]
+    return found
+
+
+def _content(code: CodeType) -> Iterator[Any]:
+    """What a function does and where its lines are; code objects themselves change as they run."""
+    yield code.co_code, code.co_names, code.co_varnames, list(code.co_lines())
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield tuple(_content(const))
+        else:  # a set that was read from a file of bytecode may be in another order
+            yield type(const), sorted(map(repr, const)) if isinstance(const, frozenset) else repr(const)
+
+
+def _is_as_imported(code: CodeType, text: str) -> bool:
+    """Whether this text of a file that was written since this package was imported has the function as it was imported.
+
+    Otherwise the binary of another text would be kept under the key of this code, for later runs too. A file that is
+    older has not changed since.
+    """
+    found = _codes(text, code.co_filename).get((code.co_name, code.co_firstlineno))
+    return found is not None and list(_content(found)) == list(_content(code))
+
+
+def _is_hooked(fn: FunctionType) -> bool:
+    """Whether a hook at import, as pytest's, may have made other code of the text than Python does: it cannot be
+    compared."""
+    loader = fn.__globals__.get("__loader__")
+    own = getattr(loader, "source_to_code", None)
+    return loader is not None and getattr(own, "__func__", None) is not SourceFileLoader.source_to_code
+
+
+def _written_ns(file: str) -> int:
+    """When a file was written, or put there with an older date, last; 0 for what is no file, as a notebook's cell."""
+    try:
+        state = os.stat(file)
+    except OSError:
+        return 0
+    return max(state.st_mtime_ns, state.st_ctime_ns)
+
+
+def _found_in(lines: list[str], code: CodeType, is_compared: bool) -> ast.FunctionDef | None:
+    text = "".join(lines)
+    try:
+        node = _functions(text).get((code.co_name, code.co_firstlineno))
+        return node if node is None or not is_compared or _is_as_imported(code, text) else None
+    except SyntaxError:
+        return None
+
+
+def _found(fn: FunctionType) -> tuple[ast.FunctionDef | None, list[str]]:
+    """The function in its file, and that file's lines.
+
+    First in the text that is known, perhaps from before an edit: a program that goes on running meanwhile compiles for
+    new types what it has imported. Only where that is another text, before a reload, is the file looked at again.
+    """
+    file = fn.__code__.co_filename
+    is_newer = _written_ns(file) > IMPORTED_NS
+    is_compared = is_newer and not _is_hooked(fn)
+    if is_newer and not is_compared:
+        linecache.checkcache(file)
+    lines = linecache.getlines(file, fn.__globals__)
+    node = _found_in(lines, fn.__code__, is_compared)
+    if node is None and is_compared:
+        linecache.checkcache(file)
+        lines = linecache.getlines(file, fn.__globals__)
+        node = _found_in(lines, fn.__code__, is_compared)
+    return node, lines
+
+
 def parse_function(fn: FunctionType) -> ParsedFunction:
     """The AST of `fn`; CompileError where its source cannot be had or is no plain `def`."""
     code = fn.__code__
@@ -72,26 +154,23 @@ def parse_function(fn: FunctionType) -> ParsedFunction:
             "a kernel and its helpers neither yield nor await",
             loc,
         )
-    lines = linecache.getlines(code.co_filename, fn.__globals__)
-    if not lines:
-        raise CompileError(
-            f"`{fn.__name__}`: its source cannot be read from {code.co_filename}; "
-            "define kernels in a file or a notebook cell, not through exec",
-            loc,
-        )
     try:
-        node = _functions("".join(lines)).get((code.co_name, code.co_firstlineno))
-    except SyntaxError:
-        node = None
+        node, lines = _found(fn)
     except (RecursionError, MemoryError):
         raise CompileError(
             f"`{fn.__name__}`: {code.co_filename} cannot be parsed: an expression in it nests too deeply for Python's "
             "parser; name parts of it",
             loc,
         ) from None
+    if not lines:
+        raise CompileError(
+            f"`{fn.__name__}`: its source cannot be read from {code.co_filename}; "
+            "define kernels in a file or a notebook cell, not through exec",
+            loc,
+        )
     if node is None:
         raise CompileError(
-            f"`{fn.__name__}`: its source was not found at {code.co_filename}:{code.co_firstlineno}; "
+            f"`{fn.__name__}`: what was imported is not at {code.co_filename}:{code.co_firstlineno}; "
             "the file has changed since it was imported: import it again",
             loc,
         )

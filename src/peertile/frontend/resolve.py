@@ -21,7 +21,7 @@ from peertile.frontend.scope import Build
 from peertile.frontend.values import Abstract, Known, Poison, Tup
 from peertile.language.word import KernelOnly, word_of
 
-__all__ = ["BUILTINS", "ONLY_MATH", "did_you_mean", "known_attribute", "lift", "lookup"]
+__all__ = ["BUILTINS", "ONLY_MATH", "did_you_mean", "here", "known_attribute", "lift", "lookup"]
 
 BUILTINS: Final[dict[str, Any]] = {
     name: getattr(builtins, name)
@@ -31,6 +31,29 @@ BUILTINS: Final[dict[str, Any]] = {
 
 ONLY_MATH: Final = frozenset(f for f in (getattr(math, n) for n in dir(math)) if isinstance(f, BuiltinFunctionType))
 """Functions of Python's `math`, computed at compile time."""
+
+
+_HERE: Final = {
+    "arange": "T.iota(n)", "dot": "T.mma(a, b, acc)", "matmul": "T.mma(a, b, acc)", "mean": "T.sum(tile, axis) / n",
+    "relu": "T.maximum(tile, 0.0)", "absolute": "T.abs(tile)", "clip": "T.clamp(tile, lo, hi)",
+    "concatenate": "T.cat((a, b), axis)", "concat": "T.cat((a, b), axis)", "trans": "T.transpose(tile)",
+    "zeros_like": "T.zeros(tile.shape, tile.dtype)", "ones_like": "T.ones(tile.shape, tile.dtype)",
+    "full_like": "T.full(tile.shape, value, tile.dtype)", "select": "T.where(condition, a, b)",
+    "isnan": "tile != tile", "nan": "float('nan')", "inf": "float('inf')", "log1p": "T.log(1.0 + tile)",
+    "expm1": "T.exp(tile) - 1.0", "constexpr": "T.Const", "load": "x.load(index, shape) of a parameter",
+    "store": "z.store(tile) of a parameter", "atomic_add": "h.atomic_add(index, tile) of a T.Accumulate or T.Peer",
+    "to": "tile.astype(dtype)", "type": "tile.astype(dtype)", "cast": "tile.astype(dtype)",
+    "view": "tile.reshape(shape), or tile.bitcast(dtype)", "size": "tile.shape", "float": "tile.astype(T.f32)",
+    "half": "tile.astype(T.f16)", "bfloat16": "T.bf16", "float8_e4m3fn": "T.f8e4m3", "float8_e5m2": "T.f8e5m2",
+    "bool": "T.b1", "bool_": "T.b1", **{f"float{n}": f"T.f{n}" for n in (16, 32, 64)},
+    **{f"{long}{n}": f"T.{short}{n}" for long, short in (("int", "i"), ("uint", "u")) for n in (8, 16, 32, 64)},
+}  # fmt: skip
+"""Words of other array languages, and what is written here."""
+
+
+def here(name: str) -> str:
+    """ "; write `x`" for a word of another language, or nothing."""
+    return f"; write {_HERE[name]}" if name in _HERE else ""
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -102,7 +125,9 @@ def known_attribute(b: Build, obj: Any, name: str) -> Abstract:
     """Attribute `name` of a compile-time Python object."""
     if isinstance(obj, ModuleType):
         if not hasattr(obj, name):
-            b.fail(f"`{obj.__name__}` has no `{name}`{did_you_mean(name, getattr(obj, '__all__', dir(obj)))}")
+            way_out = here(name) if obj.__name__ == "peertile.language" else ""
+            way_out = way_out or did_you_mean(name, getattr(obj, "__all__", dir(obj)))
+            b.fail(f"`{obj.__name__}` has no `{name}`{way_out}")
         found = getattr(obj, name)
         word = word_of(found)
         if word is not None and word.unsafe and not b.unsafe:

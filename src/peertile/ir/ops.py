@@ -61,6 +61,8 @@ class Padding(Enum):
 
 
 class Unary(Enum):
+    """Functions of one operand. `NOT` inverts bits (of bool: the truth); `ROUND` takes ties to even."""
+
     NEG = "neg"
     NOT = "not"
     ABS = "abs"
@@ -162,6 +164,20 @@ class CheckKind(Enum):
     ASSERT = "assert"
     BOUNDS = "bounds"
     SIGNATURE = "signature"
+
+
+class Moment(Enum):
+    """What a program does where it makes a mark."""
+
+    BEGIN = "begin"
+    END = "end"
+    WAIT = "wait"
+    """Begins to wait for a word, or for a transfer."""
+    WAITED = "waited"
+    NOTIFY = "notify"
+    """Is about to release a word that others wait for."""
+    COPY = "copy"
+    """Is about to begin a transfer."""
 
 
 def _tile(op: Op, value: Value, role: str) -> TileType:
@@ -1293,6 +1309,39 @@ class Print(Op):
             _tile(self, v, f"operand {k}")
 
 
+class Mark(Op):
+    """Writes down that the program has come here, with the device's time: for timelines of a run, and of no other
+    meaning. Operands: the address of the buffer, the number of the launch, and for a word its view, the value that it
+    gets or is waited for, and indices; or a pointer to it and the value. `what` names the word for people."""
+
+    NAME = "mark"
+    OPERANDS = (2, None)
+    ATTRS = {"moment": ..., "what": ""}
+    EFFECTS = frozenset({Effect.OUTPUT})
+
+    def verify(self) -> None:
+        _index(self, self.operands[0], "buffer")
+        _index(self, self.operands[1], "number")
+        self.require(
+            isinstance(self.attrs["moment"], Moment), f"moment: expected a Moment, got {self.attrs['moment']!r}"
+        )
+        if len(self.operands) == 2:
+            return
+        self.require(len(self.operands) > 3, "word: expected a value beside it, got none")
+        word, value = self.operands[2].type, self.operands[3]
+        _index(self, value, "value")
+        rank = word.rank if isinstance(word, ViewType) else 0
+        self.require(
+            isinstance(word, ViewType) or (isinstance(word, PointerType) and not word.shape),
+            f"word: expected a view or one pointer, got {word}",
+        )
+        self.require(
+            len(self.operands) == 4 + rank, f"indices: expected {rank} for {word}, got {len(self.operands) - 4}"
+        )
+        for k, index in enumerate(self.operands[4:]):
+            _index(self, index, f"index {k}")
+
+
 # ---------------------------------------------------------------- control flow
 
 
@@ -2025,7 +2074,7 @@ PRIMITIVE: Final = (
     PeerView, Field, ViewStride, ViewSlice, ViewPermute, ViewReshape,
     Load, Store, Gather, Scatter, TileLoad, TileStore, AsyncStore, WaitTransfer, TileAtomic,
     WordLoad, WordStore, WordRmw, Wait, WaitAny, Fence, FenceAlias, LaunchWords, Suspend,
-    Check, Print,
+    Check, Print, Mark,
     For, Loop, If, Yield, Continue, Break, Return,
     NewToken, JoinTokens, PtrOffset, PtrBroadcast, Unicast, PtrLoad, PtrStore, PtrRmw, PtrCas,
 )  # fmt: skip
@@ -2041,5 +2090,6 @@ ATTR_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "order": (Order,), "scope": (Scope, type(None)), "what": (str,), "kind": (CheckKind,), "message": (str,),
     "prefix": (str,), "stages": (int,), "reverse": (bool,), "descending": (bool,), "precision": (Precision,),
     "masked": (bool,), "ordered": (bool,), "continues": (bool,), "all_programs": (bool,),
+    "moment": (Moment,),
 }  # fmt: skip
 """What an attribute of each name may be; the verifier checks it before the op's own rule."""

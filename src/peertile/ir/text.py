@@ -57,7 +57,7 @@ _ENUMS: Final[dict[str, type[Enum]]] = {
     e.__name__: e
     for e in (
         ops.Bounds, ops.Padding, ops.Unary, ops.Binary, ops.Compare, ops.Fold, ops.Rounding, ops.CheckKind,
-        ops.Precision, Cmp, Order, Proxy, Rmw, Scope, Access, Space,
+        ops.Precision, ops.Moment, Cmp, Order, Proxy, Rmw, Scope, Access, Space,
     )
 }  # fmt: skip
 _DTYPES: Final = {d.name: d for d in ALL_DTYPES}
@@ -488,6 +488,7 @@ class _Parser:
     def view_type(self) -> ViewType:
         dtype, rank, access = self.memory_head()
         space, tile, persistent, swizzle, spare = Space.LOCAL, None, False, 1, 0
+        single: tuple[bool, ...] = ()
         promises: dict[str, Any] = {}
         while self.accept(","):
             word = self.take("name", "a property of the view")
@@ -504,10 +505,13 @@ class _Parser:
             elif word == "spare":
                 self.expect("=")
                 spare = self.integer()
+            elif word == "single":
+                self.expect("=")
+                single = tuple(map(bool, self.int_list()))
             else:
                 self.promise(word, promises)
         self.expect(">")
-        partition = None if tile is None else Partition(tile, persistent, swizzle, spare)
+        partition = None if tile is None else Partition(tile, persistent, swizzle, spare, single)
         return ViewType(dtype, rank, access, space, partition, **promises)
 
     def symmetric_type(self) -> SymmetricType:

@@ -120,19 +120,22 @@ class Partition:
     program p owns tiles p, p + programs, p + 2·programs, … of the same order. `swizzle` > 1 walks
     the first two axes in column groups of that many rows of tiles, for locality. With `spare`, which is
     for persistent ones, the first so many programs own none, and the others share as if they were all.
+    `single[k]` promises that axis k has one tile at most, whatever its extent is.
     """
 
     tile_shape: tuple[int, ...]
     persistent: bool = False
     swizzle: int = 1
     spare: int = 0
+    single: tuple[bool, ...] = ()
 
     def __str__(self) -> str:
         text = f"tile=[{', '.join(map(str, self.tile_shape))}]"
         if self.persistent:
             text += ", persistent"
         text += f", swizzle={self.swizzle}" if self.swizzle != 1 else ""
-        return text + (f", spare={self.spare}" if self.spare else "")
+        text += f", spare={self.spare}" if self.spare else ""
+        return text + (f", single=[{', '.join(str(int(s)) for s in self.single)}]" if self.single else "")
 
 
 @dataclass(frozen=True)

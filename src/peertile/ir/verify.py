@@ -226,6 +226,7 @@ def _type_rules(t: Type) -> Iterator[tuple[bool, str]]:
             yield t.partition.swizzle >= 1, "expected a swizzle of at least 1"
             spare = t.partition.spare
             yield spare == 0 or (spare > 0 and t.partition.persistent), "expected spare programs of persistent ones"
+            yield len(t.partition.single) in (0, t.rank), "expected one promise of a single tile per axis, or none"
     elif isinstance(t, MailboxType):
         yield all(_power_of_two(n) for n in t.tile_shape), "expected a tile shape of powers of two"
         yield prod(t.tile_shape) <= MAX_TILE_ELEMENTS, _FEW_ELEMENTS

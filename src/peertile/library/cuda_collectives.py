@@ -27,7 +27,7 @@ from peertile.library.reductions import ReduceOp, accumulator
 from peertile.library.selection import Algorithm, Choice, choose
 from peertile.runtime.tensor import Tensor
 
-__all__ = ["PROGRAMS_PER_EXECUTOR", "Family", "GpuPlans", "Shape", "heap_bytes"]
+__all__ = ["PROGRAMS_PER_EXECUTOR", "Family", "GpuPlans", "Room", "Shape", "heap_bytes"]
 
 WORDS = 1024
 """Words of the largest flagged tile."""
@@ -87,6 +87,18 @@ class Shape:
     tile: int
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What long messages of filled tiles have: slots of a program over all ranks, and words of the largest tile. More
+    slots need fewer fences, for more memory; who tunes looks whether that pays."""
+
+    slots: int = LONG_SLOTS
+    words: int = FILLED_WORDS
+
+
+USUAL = Room()
+
+
 def _sizes(ranks: int, programs: int) -> tuple[int, int]:
     """(words, bytes of the inbox) of a rank."""
     return programs * SLOTS * ranks * WORDS, programs * AHEAD_SLOTS * ranks * TILE_BYTES
@@ -97,18 +109,18 @@ def _slots(ranks: int, over_all: int) -> int:
     return int(max(LEAST_FILLED, 1 << (over_all // max(ranks, 2)).bit_length() - 1))
 
 
-def _filled(ranks: int, programs: int) -> dict[Way, tuple[int, int, int]]:
+def _filled(ranks: int, programs: int, room: Room) -> dict[Way, tuple[int, int, int]]:
     """Programs, slots and words of the places of a way."""
     return {
-        Way.FILLED: (programs, _slots(ranks, LONG_SLOTS), FILLED_WORDS),
+        Way.FILLED: (programs, _slots(ranks, room.slots), room.words),
         Way.SHORT: (max(programs // 2, 1), _slots(ranks, SHORT_SLOTS), SHORT_WORDS),
     }
 
 
-def heap_bytes(ranks: int, programs: int) -> int:
+def heap_bytes(ranks: int, programs: int, room: Room = USUAL) -> int:
     """Symmetric memory that `GpuPlans` takes."""
     words, inbox = _sizes(ranks, programs)
-    filled = ranks * sum(map(math.prod, _filled(ranks, programs).values()))
+    filled = ranks * sum(map(math.prod, _filled(ranks, programs, room).values()))
     return 8 * (words + filled) + inbox + 8 * programs * ranks * (1 + 3 * AHEAD_SLOTS) + (1 << 16)
 
 
@@ -116,8 +128,9 @@ class GpuPlans:
     """The channels of one communicator for grids of up to `programs` programs."""
 
     def __init__(
-        self, heap: SymmetricHeap, programs: int, arch: str = "sm_90", own: Callable[[Any], Any] = lambda item: item
-    ) -> None:
+        self, heap: SymmetricHeap, programs: int, arch: str = "sm_90", own: Callable[[Any], Any] = lambda item: item,
+        room: Room = USUAL,
+    ) -> None:  # fmt: skip
         """Collective. `own` is told of each object of the heap as soon as there is one, and returns it: whoever calls
         gives them back, those of plans that were never finished too."""
         self.heap = heap
@@ -130,7 +143,7 @@ class GpuPlans:
         self._inbox = own(heap.empty((inbox,), u8))
         # By way: the places, of how many programs and turns, and where ranks tell each other what they called.
         self._filled: dict[Way, tuple[SymmetricTensor, int, int, SymmetricTensor]] = {}
-        for way, (most, slots, of_tile) in _filled(n, programs).items():
+        for way, (most, slots, of_tile) in _filled(n, programs, room).items():
             places = own(heap.empty((most * slots * n * of_tile,), u64))
             self._fill(places, 0xFF)
             self._filled[way] = places, most, slots, own(heap.zeros((most * AHEAD_SLOTS, n), u64))

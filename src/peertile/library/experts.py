@@ -193,7 +193,7 @@ class Experts(FusedBase):
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
         launch = experts_kernels.combine(
             z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
-            weights.reshape(weights.size), self._hello, self._places, self._done, self.places,
-            self._number(name, columns), L=self.on_rank, K=self.top_k,
+            weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
+            K=self.top_k,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: z)

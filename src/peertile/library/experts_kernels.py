@@ -24,6 +24,8 @@ __all__ = ["combine", "dispatch"]
 
 TOGETHER = 4
 """Rows that a program has under way at a time."""
+RANK_AT = 40
+"""The bit from which on the word of a choice's place is the rank; below it is the row there."""
 
 
 def chosen(ids: T.Shared, t: T.Tile, BT: int, EP: int) -> T.Tile:
@@ -53,11 +55,15 @@ def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
     return T.sum(T.where(T.iota(EP) == at, values, T.i32(0))).astype(T.i64)
 
 
-def goal(places: T.Peer, c: T.Tile, last: T.Tile, held: T.Tile) -> tuple[T.Tile, T.Tile]:
+def parted(place: T.Tile) -> tuple[T.Tile, T.Tile]:
+    """The rank and the row of a place; rank 0 and row -1 for none. No division: it would take longer than a row."""
+    return T.maximum(place, 0) >> RANK_AT, T.where(place >= 0, place & ((1 << RANK_AT) - 1), -1)
+
+
+def goal(places: T.Peer, c: T.Tile, last: T.Tile) -> tuple[T.Tile, T.Tile]:
     """The rank that choice c goes to, and where there; -1 for nowhere."""
-    place = T.ld(places.local, (T.minimum(c, last - 1),), order=T.weak)
-    somewhere = T.maximum(place, 0)
-    return somewhere // held, T.where((c < last) & (place >= 0), somewhere % held, -1)
+    rank, at = parted(T.ld(places.local, (T.minimum(c, last - 1),), order=T.weak))
+    return rank, T.where(c < last, at, -1)
 
 
 def fetched(x: T.Shared, c: T.Tile, last: T.Tile, j: T.Tile, K: int, BH: int) -> T.Tile:
@@ -83,7 +89,6 @@ def dispatch(
     epoch = T.ld(turn.local, (p,), order=T.weak) + 1
     half = epoch % 2 * n
     last = ids.shape[0]
-    held = L * C  # places of a rank
     first, stop = share(T.cdiv(last, BT), p, P)
     word = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
     tally = T.zeros((EP,), T.i32)
@@ -114,23 +119,26 @@ def dispatch(
                 "dispatch: ids: expected different experts for the choices of a row",
             )
         number = T.sum(hits * T.iota(EP).astype(T.i32)[None, :], axis=1)
-        places.local.store((t,), T.where(kept, number.astype(T.i64) * C + place.astype(T.i64), T.i64(-1)))
+        expert = number.astype(T.i64)
+        at = ((expert // L) << RANK_AT) + expert % L * C + place.astype(T.i64)
+        places.local.store((t,), T.where(kept, at, T.i64(-1)))
         base += T.sum(hits, axis=0)
     for i in T.range(first * (BT // TOGETHER), T.minimum(stop * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
         c = i * TOGETHER
-        to0, at0 = goal(places, c, last, held)
-        to1, at1 = goal(places, c + 1, last, held)
-        to2, at2 = goal(places, c + 2, last, held)
-        to3, at3 = goal(places, c + 3, last, held)
+        to0, at0 = goal(places, c, last)
+        to1, at1 = goal(places, c + 1, last)
+        to2, at2 = goal(places, c + 2, last)
+        to3, at3 = goal(places, c + 3, last)
+        y0, y1, y2, y3 = rows.at(to0), rows.at(to1), rows.at(to2), rows.at(to3)
         for j in T.range(T.cdiv(x.shape[1], BH)):
             r0 = fetched(x, c, last, j, K, BH)
             r1 = fetched(x, c + 1, last, j, K, BH)
             r2 = fetched(x, c + 2, last, j, K, BH)
             r3 = fetched(x, c + 3, last, j, K, BH)
-            rows.at(to0).gather(T.reshape(at0, (1,))).store((0, j), r0)
-            rows.at(to1).gather(T.reshape(at1, (1,))).store((0, j), r1)
-            rows.at(to2).gather(T.reshape(at2, (1,))).store((0, j), r2)
-            rows.at(to3).gather(T.reshape(at3, (1,))).store((0, j), r3)
+            y0.gather(T.reshape(at0, (1,))).store((0, j), r0)
+            y1.gather(T.reshape(at1, (1,))).store((0, j), r1)
+            y2.gather(T.reshape(at2, (1,))).store((0, j), r2)
+            y3.gather(T.reshape(at3, (1,))).store((0, j), r3)
     all_counts = summed(counts.local, half, half + n, BS, EP)
     for tile in received.tiles():
         total = one(all_counts, me * L + tile.index[0], EP)
@@ -147,32 +155,52 @@ def word(words: T.Shared, c: T.Tile) -> T.Tile:
     return T.reshape(words.load((T.minimum(T.maximum(c, 0), last),), (1,)), ())
 
 
-def weighed(y: T.Peer, places: T.Peer, weights: T.Shared, c: T.Tile, j: T.Tile, held: T.Tile, BH: int) -> T.Tile:
-    """What the expert of choice c made of its row, columns j, times its weight; 0 for a choice without a place."""
+def lies(places: T.Peer, weights: T.Shared, c: T.Tile) -> tuple[T.Tile, T.Tile, T.Tile]:
+    """The rank and the row of choice c, and its weight; row -1 and weight 0 for a choice without a place."""
     place = word(places.local, c)
-    weight = T.where(place >= 0, word(weights, c), 0.0)
-    somewhere = T.maximum(place, 0)
-    at = T.where(place >= 0, somewhere % held, -1)
-    row = y.at(somewhere // held).gather(T.reshape(at, (1,))).load((0, j), (1, BH))
-    return row.astype(T.f32) * weight
+    rank, at = parted(place)
+    return rank, at, T.where(place >= 0, word(weights, c), 0.0)
+
+
+def row_at(there: T.Shared, at: T.Tile, j: T.Tile, BH: int) -> T.Tile:
+    """Columns j of a row."""
+    return there.gather(T.reshape(at, (1,))).load((0, j), (1, BH)).astype(T.f32)
 
 
 @kernel
 def combine(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], done: T.Signal,
-    C: T.i64, agreed: T.i64, L: T.Const[int], K: T.Const[int],
+    agreed: T.i64, K: T.Const[int],
 ) -> None:  # fmt: skip
     """out[t] = the sum over the choices k of row t, in order, of weights[t K + k] times what its expert made of it.
 
-    Rows are fetched from where they lie. Choices without a place add nothing.
+    Rows are fetched from where they lie, up to four at a time: first is known where all of them lie, since a check, or
+    a word that is looked up, would hold up the rows behind it. Choices without a place add nothing.
     """
     BH = out.tile_shape[1]
     meet(hello, agreed)
     for tile in out.tiles():
         t, j = tile.index
+        c = t * K
         acc = T.zeros((1, BH), T.f32)
-        for k in T.static_range(K):
-            acc += weighed(y, places, weights, t * K + k, j, L * C, BH)
+        for k in T.static_range(0, K - K % 4, 4):
+            to0, at0, w0 = lies(places, weights, c + k)
+            to1, at1, w1 = lies(places, weights, c + k + 1)
+            to2, at2, w2 = lies(places, weights, c + k + 2)
+            to3, at3, w3 = lies(places, weights, c + k + 3)
+            y0, y1, y2, y3 = y.at(to0), y.at(to1), y.at(to2), y.at(to3)
+            r0, r1 = row_at(y0, at0, j, BH), row_at(y1, at1, j, BH)
+            r2, r3 = row_at(y2, at2, j, BH), row_at(y3, at3, j, BH)
+            acc = acc + r0 * w0 + r1 * w1 + r2 * w2 + r3 * w3
+        for k in T.static_range(K - K % 4, K - K % 2, 2):
+            to0, at0, w0 = lies(places, weights, c + k)
+            to1, at1, w1 = lies(places, weights, c + k + 1)
+            y0, y1 = y.at(to0), y.at(to1)
+            r0, r1 = row_at(y0, at0, j, BH), row_at(y1, at1, j, BH)
+            acc = acc + r0 * w0 + r1 * w1
+        for k in T.static_range(K - K % 2, K):
+            to0, at0, w0 = lies(places, weights, c + k)
+            acc = acc + row_at(y.at(to0), at0, j, BH) * w0
         tile.store(acc.astype(out.dtype))
     done.notify()
     done.wait()

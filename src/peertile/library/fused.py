@@ -1,7 +1,8 @@
 """Matrix products fused with communication: all-gather + product, product + reduce-scatter, product + all-reduce.
 
-Each is one lazy operation and one launch on every rank, without a meeting on the host. All communication is in
-`fused_kernels.py`, in the public language; this file checks arguments, cuts, and builds launches.
+Each is one lazy operation and one launch on every rank, without a meeting on the host; where a communicator of
+collectives was given, a product + all-reduce of few rows on GPUs is two. All communication is in `fused_kernels.py`, in
+the public language; this file checks arguments, cuts, and builds launches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from peertile.comm.symmetric import SymmetricHeap
 from peertile.dtypes import DType, f32, i64, u8, u64
 from peertile.errors import ArgumentError
 from peertile.library import fused_kernels
+from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import as_words
 from peertile.library.fused_base import (
     FLOATS,
@@ -26,7 +28,8 @@ from peertile.library.fused_base import (
     check_tile,
     power_of_two,
 )
-from peertile.library.products import WORTH_A_TAIL, choose_product
+from peertile.library.products import WORTH_A_TAIL, choose_product, matmul
+from peertile.op import copy
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
 
@@ -53,6 +56,12 @@ PAIRED_ON_GPU = False
 and hides no more: a multiprocessor that sends a tile over the link fetches next to nothing meanwhile, and 41 us for the
 next tile of an inner extent of 4096 become 54 to 58. 2048 x 8192 x 14336 takes two H200 717 us in two parts and 727 in
 pairs, 2048 x 8192 x 4096 227 both ways."""
+MOST_BEHIND = 64, 1 << 20
+"""Rows, and bytes of the result, of a product + all-reduce up to which two GPUs are faster in two launches: a product
+lets the next launch begin while it runs, and a small collective leaves room for that, so that neither waits for the
+other's start, while a product that waits for its peer keeps the next one out. Two H200, 1, 4, 16 and 64 rows by 8192
+columns: 20.2, 20.5, 21.8 and 26.0 us in two launches, 24.8, 24.9, 25.6 and 29.0 in one, at an inner extent of 4096;
+57.1, 57.7, 58.8 and 63.9 beside 62.8, 63.1, 64.0 and 66.0 at 14336."""
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
 gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
@@ -99,7 +108,7 @@ def smaller_at_end(
 
 
 class FusedProducts(FusedBase):
-    """Products over the ranks of `where`, a group or a symmetric heap, each a single launch.
+    """Products over the ranks of `where`, a group or a symmetric heap, each a single launch (but see `collectives`).
 
     Collective, as `Collectives` is: every rank makes it, calls its methods and closes it in the same order; it is a
     context manager. `staging_bytes` hold what peers send in a call: the gathered rows, or the parts of a sum; each
@@ -108,7 +117,9 @@ class FusedProducts(FusedBase):
     `partials` is the type that parts of a sum travel in: f32 by default; bf16 or f16 halve what is moved and round
     once for each rank, as a reduction of the product's own type would. `tile` (rows, columns, inner extent, at most)
     goes before the measured table. `flagged`: small parts of an all-reduce travel with a flag on each word
-    (default: on GPUs, where a flight over the link costs more than twice the bytes).
+    (default: on GPUs, where a flight over the link costs more than twice the bytes). `collectives` of the same group:
+    on GPUs a product of few rows whose parts travel in its own type is followed by an all-reduce of that communicator,
+    which is faster there than both in one launch.
 
     Factors are f32, f16 or bf16, sums f32. Operations of one communicator run in order on one stream.
 
@@ -130,6 +141,7 @@ class FusedProducts(FusedBase):
         partials: DType = f32,
         tile: tuple[int, int, int] | None = None,
         flagged: bool | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
         self.tile = check_tile("FusedProducts", tile, 3)
         check_count("FusedProducts: staging_bytes", staging_bytes)
@@ -137,14 +149,19 @@ class FusedProducts(FusedBase):
             check_count("FusedProducts: movers", movers)
         if partials not in FLOATS:
             raise ArgumentError(f"FusedProducts: partials: expected f32, f16 or bf16, got {partials!r}")
-        size = where.size if isinstance(where, Group) else where.group.size
+        group = where if isinstance(where, Group) else where.group
+        if collectives is not None and (not isinstance(collectives, Collectives) or collectives.group is not group):
+            got = "one of another group" if isinstance(collectives, Collectives) else type(collectives).__name__
+            raise ArgumentError(f"FusedProducts: collectives: expected a Collectives of the same group, got {got}")
+        size = group.size
         words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES) + 16 * size * MOST_WORDS + 8 * size * 2 * MOST_WORKERS
         super().__init__(
             where, staging_bytes=2 * staging_bytes + words, movers=movers, workers=workers,
-            agreed=(staging_bytes, partials.name, tile, flagged),
+            agreed=(staging_bytes, partials.name, tile, flagged, collectives is not None),
         )  # fmt: skip
         self.staging_bytes = staging_bytes
         self.partials = partials
+        self._collectives = collectives
         self._worth_waiting = WORTH_WAITING
         self._in_pairs = PAIRED_ON_GPU or not self._on_gpu
         with self._making():
@@ -309,9 +326,16 @@ class FusedProducts(FusedBase):
         m, columns = a.shape[0], b.shape[1]
         c = self._output(name, out, (m, columns), a)
         inners = self._shares(f"{name}: inner", inner, a.shape[1])
+        behind = self._collectives
+        if behind is not None and self._is_better_behind(c):
+            # How an output lies is each rank's own affair, so it must not decide what is launched.
+            whole = c if c.is_contiguous else self.device.empty(c.shape, c.dtype)
+            summed = behind.all_reduce(whole, whole)  # now: a communicator that is closed is told of here, not half way
+            done = matmul(a, b, whole).then(lambda *_: summed)
+            return (done if whole is c else done.then(lambda *_: copy(whole, to=c))).map(lambda *_: c)
         bm, bn, bk, stages = self._tiles(a, m, columns, max(inners))
-        sign = self._sign(name, m, inners, columns, a.dtype.name, bm, bn)
         packed = self.partials.itemsize == 2 and self.partials == a.dtype and columns % 2 == 0 and c.is_contiguous
+        sign = self._sign(name, m, inners, columns, a.dtype.name, bm, bn, packed)
         width = columns // 2 if packed else columns
         if self._flags is not None and m * width <= MOST_WORDS and (packed or self.partials == f32):
             whole = as_words(c, rows=m) if packed else c
@@ -327,6 +351,13 @@ class FusedProducts(FusedBase):
             self._calls, sign, BK=bk, STAGES=stages, ONCE=-(-m // bm) * -(-columns // bn) < self.programs,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: c)
+
+    def _is_better_behind(self, c: Tensor) -> bool:
+        """Whether an all-reduce of the product `c` behind it is faster than in it. On a GPU that ranks share, what is
+        loaded waits for what another rank runs, so that has to be one launch."""
+        rows, nbytes = MOST_BEHIND
+        fits = c.shape[0] <= rows and 0 < c.nbytes <= nbytes and self.partials == c.dtype
+        return self._on_gpu and self.group.size > 1 and not self._is_shared and self.tile is None and fits
 
     # ---------------------------------------------------------------- arguments
 

@@ -114,15 +114,26 @@ def layer_norm(
 @kernel
 def rms_norm(
     z: T.Exclusive, x: T.Shared, residual: T.Shared, gain: T.Shared, epsilon: T.f32, ADDED: T.Const[bool],
-    AGAIN: T.Const[bool] = False,
+    AGAIN: T.Const[bool] = False, EARLY: T.Const[bool] = False, SCALED: T.Const[bool] = False,
 ) -> None:  # fmt: skip
     """z = u / √(mean u² + ε) · gain of each row of u = x + residual. AGAIN: a row is loaded twice, the second time from
-    a cache, and not held meanwhile."""
+    a cache, and not held meanwhile. EARLY: the gain is on its way while the row is folded.
+    SCALED: the inverse of the width is formed meanwhile, not a quotient for each row behind it."""
     row = row_with(x, residual, z, ADDED)
-    mean = T.sum(row * row, axis=1, keepdims=True) / z.shape[1].astype(T.f32)
+    if EARLY:
+        factor = gain.load((0,), (z.tile_shape[1],))
+    if SCALED:
+        scale = 1.0 / z.shape[1].astype(T.f32)
+    mean = T.sum(row * row, axis=1, keepdims=True)
+    if SCALED:
+        mean = mean * scale
+    else:
+        mean = mean / z.shape[1].astype(T.f32)
     if AGAIN:
         row = row_with(x, residual, z, ADDED)
-    out = row * T.rsqrt(mean + epsilon) * gain.load((0,), (z.tile_shape[1],)).astype(T.f32)
+    if not EARLY:
+        factor = gain.load((0,), (z.tile_shape[1],))
+    out = row * T.rsqrt(mean + epsilon) * factor.astype(T.f32)
     z.store(out.astype(z.dtype))
 
 

@@ -47,9 +47,18 @@ has less to load for each thread then, it takes 20.8 and 18.0 us."""
 AGAIN_FROM = 2048
 """Elements of a row of f32 from which on a GPU loads it twice for RMSNorm, and does not hold it in between: 16384 rows
 of 2048, 4096, 8192 and 16384 take an H200 64.0, 126.1, 250.8 and 499.8 us so, and 66.2, 128.5, 255.0 and 516.3 held."""
-AGAIN_NARROW = 16384
-"""Elements of a row of 16 bits, padded, that a GPU loads twice, where nothing is added and the gain is as narrow: 16384
-of them take an H200 255.5 us so, with registers for four programs on a multiprocessor, and 259.2 held."""
+AGAIN_NARROW = (4096, 16384)
+"""From and to how many elements, padded, a row of 16 bits is loaded twice there, where nothing is added and the gain is
+as narrow: 16384 rows of 4096, 8192 and 16384 take an H200 64.0, 125.6 and 255.5 us so, and 65.4, 127.8 and 259.2 held.
+"""
+EARLY_BYTES = (1 << 12, 1 << 15)
+"""From and to how many bytes of a row its gain, of its type, is loaded before it is folded there, if nothing is added:
+16384 rows of 2048 bf16 take an H200 33.0 us so, and 33.5 otherwise; of 1024, four a program, 18.1 and 17.8. The threads
+of a longer row have no registers for it."""
+NARROW_ROW, NARROW_ROWS, NARROW_FROM = 1024, 8, 4096
+"""Elements of a short row of 16 bits, padded, so many of which RMSNorm gives a program there, if there are enough rows:
+4096 and 16384 of them take an H200 5.6 and 17.6 us so, with the gain early and one quotient, 5.7 and 17.9 without, and
+6.0 and 17.7 with half as many a program."""
 WIDEST_ROW = 1 << 17
 """Elements of the widest row that one program owns."""
 
@@ -325,12 +334,19 @@ def rms_norm(
     rows, more, z = _norm_arguments("rms_norm", x, gain, residual, out)
     if not z.size:
         return value(z, device=x.device)
-    part = _whole_rows("rms_norm", as_rows("rms_norm", "out", z))
-    again = _is_f32_on_gpu(z) and x.shape[-1] >= AGAIN_FROM
-    if z.device.target is not None and z.dtype.itemsize == 2:
-        lean = residual is None and gain.dtype.itemsize == 2
-        again = lean and power_of_two(x.shape[-1]) == AGAIN_NARROW
-    op = kernels.rms_norm(part, rows, more, gain, epsilon, ADDED=residual is not None, AGAIN=again)
+    flat, again, early, many = as_rows("rms_norm", "out", z), False, False, False
+    part = _whole_rows("rms_norm", flat)
+    if z.device.target is not None:
+        width, size = power_of_two(x.shape[-1]), z.dtype.itemsize
+        lean = residual is None and gain.dtype.itemsize == size
+        early = lean and EARLY_BYTES[0] <= width * size <= EARLY_BYTES[1]
+        again = x.shape[-1] >= AGAIN_FROM if size == 4 else lean and AGAIN_NARROW[0] <= width <= AGAIN_NARROW[1]
+        many = size == 2 and lean and width == NARROW_ROW and flat.shape[0] >= NARROW_FROM
+        if many:
+            part = flat.partition((NARROW_ROWS, None))
+    op = kernels.rms_norm(
+        part, rows, more, gain, epsilon, ADDED=residual is not None, AGAIN=again, EARLY=early or many, SCALED=many
+    )
     return op.map(lambda *_: z)
 
 

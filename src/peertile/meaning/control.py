@@ -77,3 +77,8 @@ def check(program: Program, op: Op, condition: Any, *numbers: Any) -> None:
 @evaluates(ops.Print)
 def print_(program: Program, op: Op, *values: Any) -> None:
     program.printed.append((op.attrs["prefix"], tuple(np.array(v) for v in values)))
+
+
+@evaluates(ops.Mark)
+def mark(program: Program, op: Op, *values: Any) -> None:
+    """Nothing that a result depends on."""

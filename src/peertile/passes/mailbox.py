@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from peertile.errors import OutOfBounds
 from peertile.ir import ops
 from peertile.ir.core import Block, Builder, Kernel, Op, Value, walk
 from peertile.ir.ops import Binary, Bounds, CheckKind, Compare
@@ -201,7 +202,10 @@ class _Box(Emitter):
     def check_receiver(self, rank: Value) -> None:
         """A put goes along a link; elsewhere nobody would collect it."""
         if self.links is not None:
-            message = f"{name_of(self.box)}: a put to a rank that does not receive from this one"
+            message = (
+                f"mailbox {name_of(self.box)}: put: expected a rank that receives from this one, got rank "
+                f"{OutOfBounds.GOT}; make the mailbox with that link (links=), or put to a rank that it has a link to"
+            )
             operands = self.has(rank, Link.SENDS), rank, self.num_ranks(self.arrived)
             self.b.emit(ops.Check, operands, kind=CheckKind.BOUNDS, message=message)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from peertile.errors import UsageError
-from peertile.runtime.context import ExecutionContext, execution, outside_execution
+from peertile.runtime.context import CAPTURING, ExecutionContext, execution, outside_execution
 from peertile.runtime.op import DeviceOp, Graph
 from peertile.runtime.recording import Recording
 from peertile.runtime.stream import Stream
@@ -52,7 +52,7 @@ class CaptureScope:
         except BaseException:
             self._recording.drop()
             raise
-        self._before, execution.inside = execution.inside, f"the capture of {self._recording.name}"
+        self._before, execution.inside = execution.inside, f"{CAPTURING}{self._recording.name}"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peertile.runtime.recording import Recording
     from peertile.runtime.stream import Event, Stream
 
-__all__ = ["ExecutionContext", "Maker", "execution", "explain", "outside_execution", "refuse_recorded"]
+__all__ = ["CAPTURING", "ExecutionContext", "Maker", "execution", "explain", "outside_execution", "refuse_recorded"]
 
 Maker = tuple[Any, ...]
 """(function, *arguments): `function(record, *arguments)` is the user's error for a fault record."""
@@ -55,13 +55,19 @@ class _Execution(threading.local):
 execution = _Execution()
 
 
+CAPTURING: Final = "the capture of "
+"""How `execution.inside` begins in the block of a capture."""
+
+
 def outside_execution(name: str) -> None:
     """UsageError if the calling thread is inside a closure, a custom operation or a capture."""
     if execution.inside is not None:
-        raise UsageError(
-            f"{name}: nested execution inside {execution.inside}; return the operation from the closure instead, or "
-            "use then_unchecked, whose closure is yours to order"
+        instead = (
+            "return the operation from the closure instead, or use then_unchecked, whose closure is yours to order"
         )
+        if execution.inside.startswith(CAPTURING):
+            instead = "record the operation with `record` of the scope that pt.capture gives, or run it before or after"
+        raise UsageError(f"{name}: nested execution inside {execution.inside}; {instead}")
 
 
 def refuse_recorded(name: str, stream: Stream) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from typing import Any
 
@@ -49,11 +50,15 @@ class Device:
         self.pool = MemoryPool(driver)
         self.compiler: Any = None
         """What kernels launched here are compiled with; None for the compiler of the device's target."""
+        self.marks = b""
+        """What kernels that are compiled with marks get behind their arguments (see `peertile.timelines`)."""
         self.target: str | None = getattr(driver, "arch", None)
         """What kernels launched here are compiled for: a GPU's architecture ("sm_90"), None for this processor."""
         self.brief_ns = 1 << 62
         """The least time that a launch took which its caller waited for: what any takes, whatever its kernel does."""
         self.open_captures = 0
+        self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        """By their ids: a set of weak references cannot be looked through while another thread adds to it."""
         self._graveyard: deque[tuple[str, Any]] = deque()
         self._names = itertools.count(1)
         self._closed = False
@@ -107,6 +112,11 @@ class Device:
             reactor().forget(self)
             self.driver.close()
             self._closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def discard(self, destroy: str, handle: Any) -> None:
         """Destroy a handle later, with the driver's function of that name: called by finalisers, which may run

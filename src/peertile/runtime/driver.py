@@ -109,6 +109,7 @@ class Capabilities(NamedTuple):
     host_addressable: bool  # the host may load and store device addresses
     shares: tuple[ShareKind, ...]  # best first
     multicast: bool
+    unreachable: frozenset[str] = frozenset()  # identities of devices here whose memory it cannot load and store
 
 
 class MemoryStats(NamedTuple):
@@ -508,6 +509,16 @@ class DriverDevice(ABC):
     @abstractmethod
     def elapsed_ns(self, start: EventHandle, end: EventHandle) -> int:
         """Time between the last records of two events, both of which must have run."""
+
+    def event_ns(self, event: EventHandle) -> int | None:
+        """When the event's last record ran, by CLOCK_MONOTONIC of this host; None where the driver cannot tell, or it
+        has not run."""
+        return None
+
+    def read_clock(self) -> tuple[int, int, int] | None:
+        """A reading of the clock that kernels see, in ns, between two of this host's CLOCK_MONOTONIC: (before, device,
+        after). None where that is the device's clock."""
+        return None
 
     # --------------------------------------------------------------------------------------------- completion
 

@@ -7,6 +7,7 @@ both directions.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -21,7 +22,7 @@ from peertile.runtime.dlpack import capsule_of, dlpack_device, import_capsule
 from peertile.runtime.storage import Storage
 from peertile.runtime.tensor import Tensor, contiguous_strides, normal_shape
 
-__all__ = ["tensor_from_address", "tensor_from_foreign"]
+__all__ = ["foreign_array", "tensor_from_address", "tensor_from_foreign"]
 
 
 def tensor_from_address(
@@ -58,6 +59,18 @@ def tensor_from_address(
         join(owner.storage)
     join(storage)
     return Tensor(storage, dtype, dims, steps)
+
+
+def foreign_array(device: Device, source: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """A host copy of an array of another library that numpy does not read: of bf16 or fp8, or on a GPU."""
+    if source.__dlpack_device__()[0] != 1:
+        return tensor_from_foreign(device, source).numpy()
+    foreign = import_capsule(capsule_of(source))
+    shape, size = foreign.shape, foreign.dtype.itemsize
+    steps = foreign.strides or contiguous_strides(shape)
+    elements = 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if prod(shape) else 0
+    raw: Any = (ctypes.c_uint8 * (elements * size)).from_address(foreign.address)
+    return np.ndarray(shape, foreign.dtype.numpy, raw, 0, tuple(step * size for step in steps)).copy()
 
 
 def tensor_from_foreign(device: Device, source: Any) -> Tensor:

@@ -24,7 +24,6 @@ from peertile.runtime.linking import LinkCode
 from peertile.runtime.once import Shared
 from peertile.runtime.recording import Recording
 from peertile.runtime.site import Site, call_site
-from peertile.runtime.standing import Standing
 from peertile.runtime.stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -221,6 +220,11 @@ class DeviceOp(Generic[T]):
 
     def schedule(self, policy: SchedulingPolicy | None = None) -> DeviceFuture[T]:
         """A future that submits at its first poll, where `policy` (default: the device's) says."""
+        if policy is not None and not hasattr(policy, "stream_for"):
+            raise ArgumentError(
+                f"{self.name}.schedule: policy: expected a SchedulingPolicy or None, got {type(policy).__name__}; to "
+                "name a stream use submit"
+            )
         self._spend()
         return DeviceFuture(self, policy, None)
 
@@ -772,24 +776,7 @@ class GraphLaunchOp(DeviceOp[None]):
         replay = recording.replays + 1
         name = f"{recording.name} (replay {replay})"
         launched = Launched(name, stream, self._site, recording.uses, (_explain_node, recording))
-        standing: Standing | None = None
-        stream.admit(launched)
-        try:
-            own = recording.standing_on(stream)
-            if own.enter(self._site, name):
-                standing = launched.kept = own
-            else:
-                device.leases.claim(launched)
-            launched.sequence = device.driver.launch_graph(stream.handle, recording.handle, name=name).sequence
-        except BaseException:
-            if standing is not None:
-                recording.standing = None  # it may have been enqueued: it keeps the lease until the stream is behind it
-            launched.abandon()
-            if standing is not None:
-                standing.under_way(max(launched.sequence, 0))
-            raise
-        if standing is not None:
-            standing.under_way(launched.sequence)
+        recording.standing_on(stream).submit(launched, recording.enqueue, recording.handle, name)
         recording.replays = replay
         return launched, None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Self
 
+from peertile.backends.marks import MARK
 from peertile.config import config
 from peertile.dtypes import DType
 from peertile.errors import ArgumentError, UsageError
@@ -112,14 +113,16 @@ class RawLaunch:
         if self._device is None:
             raise ArgumentError(f"{self._name}: no tensor was given, so no device is known; pass one")
         args = b"".join(self._words)
+        is_marked = any(place.kind == MARK for place in getattr(self._binary, "places", ()))
+        marks = self._device.marks if is_marked else b""  # what a timeline's kernels get behind their arguments
         expected: Any = getattr(self._binary, "n_slots", None)
-        if expected is not None and len(args) != 8 * expected:
+        if expected is not None and len(args) + len(marks) != 8 * expected:
             raise ArgumentError(
-                f"{self._name}: expected arguments of {expected} slots of 8 bytes, got {len(args) // 8}; "
-                "a tensor of rank r takes 1 + 2r"
+                f"{self._name}: expected arguments of {expected - len(marks) // 8} slots of 8 bytes, got "
+                f"{len(args) // 8}; a tensor of rank r takes 1 + 2r"
             )
         self._final = True
-        return RawLaunchTemplate(self._binary, self._name, self._device, tuple(self._uses), args, self._grid)
+        return RawLaunchTemplate(self._binary, self._name, self._device, tuple(self._uses), args + marks, self._grid)
 
 
 class RawLaunchTemplate:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from peertile.errors import UsageError
 from peertile.runtime.argument import Use
-from peertile.runtime.driver import FaultRecord, GraphExecHandle
+from peertile.runtime.driver import FaultRecord, GraphExecHandle, StreamHandle
 from peertile.runtime.standing import Standing
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class Recording:
             uses = [use.again() for use in self.uses]
             standing = self.standing = Standing(self.name, stream, uses)
         return standing
+
+    def enqueue(self, stream: StreamHandle, handle: GraphExecHandle, name: str) -> int:
+        """A replay of its graph; its number in the stream."""
+        return self.stream.device.driver.launch_graph(stream, handle, name=name).sequence
 
     def explain(self, record: FaultRecord) -> Any:
         """The error of the node that failed; None where the node has nothing to say."""

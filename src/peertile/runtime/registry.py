@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 from typing import Any
 
@@ -45,6 +46,11 @@ def _cuda() -> Driver:
         stand_in: Any = importlib.import_module("peertile.runtime.drivers.rehearsal")
         rehearsal: Driver = stand_in.RehearsalDriver(rehearse)
         return rehearsal
+    if sys.platform != "linux":  # its packages would not help, and some of them install
+        raise UnsupportedError(
+            f"cuda: expected Linux, as NVIDIA's driver runs on no other system that peertile does, got {sys.platform}; "
+            "programs for GPUs can be checked here (peertile check)"
+        )
     module: Any = importlib.import_module("peertile.runtime.drivers.cuda")
     driver: Driver = module.CudaDriver()
     return driver
@@ -65,10 +71,18 @@ def open_device(kind: DriverKind = DriverKind.CPU, ordinal: int = 0) -> Device:
         raise ArgumentError(f"open_device(kind): expected one of {names}, got {kind!r}")
     check_integer("open_device(ordinal)", ordinal)
     if kind is DriverKind.CUDA:
-        return Device(_cuda().open(ordinal))
+        return _opened(Device(_cuda().open(ordinal)))
     if kind is not DriverKind.CPU:
         raise UnsupportedError(f"device: {kind.value} has no devices to open; use cpu or cuda")
-    return Device(CpuDriver().open(ordinal))
+    return _opened(Device(CpuDriver().open(ordinal)))
+
+
+def _opened(device: Device) -> Device:
+    if config().timeline is not None:
+        # By name: recording stands on devices, and a program that is not recorded must not pay for it.
+        recording: Any = importlib.import_module("peertile.timelines.timeline")
+        recording.record_process(device)
+    return device
 
 
 def _ordinal_of(local_rank: int) -> int:

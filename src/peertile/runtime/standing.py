@@ -5,21 +5,23 @@ lease stays in the claims between two uses and *rests*: whoever looks at it then
 it once more takes one look, whether anything changed anywhere (`storage.changes`), else one at each of its storages.
 
     RESTING ──enter──> HELD ──leave──> RESTING        dropped with its owner
-                             └──under_way──> UNDER WAY ──the stream has passed it──> RESTING
+                             └──enqueued───> UNDER WAY ──the stream has passed it──> RESTING
                              ^─────enter───────┘
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from peertile.runtime.lease import Lease, claims_lock
 from peertile.runtime.storage import changes
 
 if TYPE_CHECKING:
     from peertile.runtime.argument import Use
+    from peertile.runtime.driver import StreamHandle
+    from peertile.runtime.launched import Launched
     from peertile.runtime.site import Site
     from peertile.runtime.storage import Storage
     from peertile.runtime.stream import Stream
@@ -47,8 +49,8 @@ class Resting(Lease):
 
 class Standing:
     """A lease on `uses` for operations of `stream`: one at a time that runs on the thread of its caller (`enter`,
-    `leave`), or any number, each enqueued behind the last (`enter`, `under_way`). What was enqueued keeps this object
-    until it is over."""
+    `leave`), or any number, each enqueued behind the last (`submit`). What was enqueued keeps this object until it is
+    over."""
 
     __slots__ = ("_mark", "_storages", "_uses", "lease")
 
@@ -103,11 +105,29 @@ class Standing:
         self.lease.active = False
         return True
 
-    def under_way(self, sequence: int) -> None:
-        """The operation is enqueued, with this number; 0: it is not, nor is anything before it."""
-        lease = self.lease
-        lease.sequence = sequence
-        lease.active = False
+    def submit(self, launched: Launched, enqueue: Callable[[StreamHandle, Any, Any], int], what: Any, how: Any) -> None:
+        """Enqueue what `launched` stands for, by `enqueue`, which gives its number: under this lease, or under one of
+        its own where this is in use. LeaseError as for a new lease. Whatever interrupts it may leave the operation in
+        its stream, so what it uses stays its own until all that the stream holds by then is over."""
+        stream = launched.stream
+        stands = False
+        try:
+            stream.admit(launched)
+            stands = self.enter(launched.site, launched.name)
+            if stands:
+                launched.kept = self
+            else:
+                stream.device.leases.claim(launched)
+            launched.sequence = sequence = enqueue(stream.handle, what, how)
+        except BaseException:
+            launched.abandon()
+            sequence = max(launched.sequence, 0)  # negative: neither it nor anything before it is enqueued
+            raise
+        finally:
+            if stands:
+                lease = self.lease
+                lease.sequence = sequence
+                lease.active = False
 
     def __del__(self) -> None:
         # What is in the claims keeps the storages alive, which hold the claims. Of an interrupted operation, whose

@@ -68,6 +68,7 @@ class Stream:
         self.handle: StreamHandle = device.driver.create_stream(priority)
         self.id = next(_ids)
         self.name = name
+        device.streams[self.id] = self
         self.priority = priority
         self.seen: dict[int, int] = {}
         self.inflight: deque[ExecutionContext | Launched] = deque()

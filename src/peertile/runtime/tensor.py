@@ -118,7 +118,7 @@ class Tensor:
         self.offset = offset
         # Bound arguments, made once. They hold the storage, not the tensor: no reference cycles.
         self._shared: Argument | None = None
-        self._exclusive: dict[tuple[tuple[int, ...], bool, int, int], Argument] = {}
+        self._exclusive: dict[tuple[tuple[int, ...], bool, int, int, tuple[bool, ...]], Argument] = {}
 
     @property
     def device(self) -> Device:
@@ -314,16 +314,18 @@ class Tensor:
         >>> pt.empty((50, 1000), pt.f32).partition((1, None)).tile_shape
         (1, 1024)
         """
-        if type(tile_shape) is int and ((tile_shape,), False, 1, 0) in self._exclusive:
+        if type(tile_shape) is int and ((tile_shape,), False, 1, 0, ()) in self._exclusive:
             return Partition(self, (tile_shape,))  # cut like this before, hence checked before
         iterable = isinstance(tile_shape, Iterable) and not isinstance(tile_shape, str | bytes)
         shape = tuple(cast("Sequence[int | None]", tile_shape)) if iterable else (cast("int | None", tile_shape),)
+        single: tuple[bool, ...] = ()
         if None in shape and len(shape) == len(self.shape):
+            single = tuple([n is None for n in shape])
             whole = [1 << max(n - 1, 0).bit_length() for n in self.shape]
             shape = tuple(w if n is None else n for n, w in zip(shape, whole, strict=True))
         # The types first: 4.0 and True would be found as 4 and 1.
-        if {*map(type, shape)} == {int} and (shape, False, 1, 0) in self._exclusive:
-            return Partition(self, cast("tuple[int, ...]", shape))
+        if {*map(type, shape)} == {int} and (shape, False, 1, 0, single) in self._exclusive:
+            return Partition(self, cast("tuple[int, ...]", shape), single=single)
         if len(shape) != len(self.shape):
             raise ArgumentError(
                 f"partition: expected {len(self.shape)} tile extents for shape {self.shape}, "
@@ -341,7 +343,7 @@ class Tensor:
                 f"partition: expected a view in which every index is an element of its own, got strides {self.strides} "
                 f"for shape {self.shape}, with {why}; two programs would write one place"
             )
-        return Partition(self, tile)
+        return Partition(self, tile, single=single)
 
     def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A copy on the host, after everything enqueued on this tensor has completed."""
@@ -451,6 +453,8 @@ class Partition:
     whole: Tensor | None = None
     """For a prefix: the tensor that was cut."""
     spare: int = 0
+    single: tuple[bool, ...] = ()
+    """Axes whose tile was asked for as None: one tile has the whole of it, which a kernel may rely on."""
     bound: Argument | None = field(default=None, init=False, repr=False)
     """What `exclusive_argument` gave."""
 
@@ -472,7 +476,7 @@ class Partition:
                 f"persistent: spare: expected fewer than the {programs} programs, got {spare}; "
                 "one program at least has to own the tiles"
             )
-        return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole, spare)
+        return Partition(self.tensor, self.tile_shape, True, programs, swizzle, self.whole, spare, self.single)
 
     def prefix(self, *extents: int) -> Partition:
         """The same cut over the first `extents` elements of the leading axes alone: the rest is not written.
@@ -487,7 +491,9 @@ class Partition:
             raise ArgumentError(f"prefix: expected up to {len(shape)} extents within {shape}, got {extents}")
         part = self.tensor[tuple(slice(0, n) for n in extents)]
         whole = self.tensor if self.whole is None else self.whole
-        return Partition(part, self.tile_shape, self.is_persistent, self.programs, self.swizzle, whole, self.spare)
+        return Partition(
+            part, self.tile_shape, self.is_persistent, self.programs, self.swizzle, whole, self.spare, self.single
+        )
 
     def unpartition(self) -> Tensor:
         """The tensor that was cut."""
@@ -507,7 +513,7 @@ class Partition:
         if self.bound is not None:
             return self.bound
         t = self.tensor
-        key = (self.tile_shape, self.is_persistent, self.swizzle, self.spare)
+        key = (self.tile_shape, self.is_persistent, self.swizzle, self.spare, self.single)
         argument = t._exclusive.get(key)
         if argument is None:
             start, end = t.byte_range()
@@ -549,6 +555,8 @@ def converted(array: np.ndarray[Any, np.dtype[Any]], dtype: DType) -> np.ndarray
             inside = np.where(above | below | np.isnan(wide), 0.0, wide).astype(dtype.numpy)
             inside[above], inside[below] = dtype.max, dtype.min
             return np.ascontiguousarray(inside)
+        if dtype.is_float and dtype.bits < 32 and array.dtype == np.float64:
+            array = array.astype(np.float32)  # on its way to a narrow type a kernel rounds f64 to f32 first
         if dtype.is_float and dtype.bits == 8:
             limit = FP8_LARGEST[dtype.name]
             array = np.clip(array.astype(np.float32), -limit, limit)

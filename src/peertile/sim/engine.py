@@ -16,6 +16,7 @@ from peertile.sim.memory import FIRST_ADDRESS, Object
 from peertile.sim.program import disturb
 from peertile.sim.report import access_of, outside_part
 from peertile.sim.sites import Site, Verb
+from peertile.sim.trace import Deed
 from peertile.sim.verdicts import Bounds, Lifetime
 from peertile.sim.words import Word
 
@@ -132,6 +133,8 @@ def write_value(machine: Machine, agent: Agent, name: str, address: int, value: 
     strong(machine, agent, site, word, True)
     value &= (1 << width) - 1
     word.store(value, agent, site)
+    if machine.trace is not None:
+        word.writes[-1].event = machine.trace.add(agent, f"{word.spelled()} = {value} (release)", deed=Deed.RELEASE)
     word.home.set(word.dtype, word.offset, value)
     word.note(agent, len(word.writes) - 1)
     machine.wake_word(word)

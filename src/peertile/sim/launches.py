@@ -26,6 +26,7 @@ from peertile.sim.proxies import ALIASES, cross
 from peertile.sim.sites import Site
 from peertile.sim.strands import UnsafeProgram
 from peertile.sim.streams import Operation, Stream
+from peertile.sim.trace import Deed, Work
 from peertile.sim.translate import Translation
 from peertile.sim.verdicts import Waiter
 from peertile.sim.words import Word
@@ -55,6 +56,7 @@ class Launch(Operation):
     ) -> None:  # fmt: skip
         super().__init__(name or translation.kernel.name)
         self.reach = ()
+        self.work = Work.LAUNCH
         self.machine = machine
         self.rank = rank
         self.translation = translation
@@ -115,7 +117,8 @@ class Launch(Operation):
                 self.pending.append(program)
             machine.add(program)
             if machine.trace is not None:
-                machine.trace.add(program, "starts", None, len(machine.trace.events) - 1)
+                number = len(machine.trace.events) - 1
+                machine.trace.add(program, "starts", None, number, deed=Deed.BEGIN, stream=stream.label)
         if machine.resident is not None:
             machine.waiting.setdefault(self.rank, []).extend(self.pending)
             self.pending = []

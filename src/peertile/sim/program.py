@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from peertile.dtypes import DType
+from peertile.errors import OutOfBounds
 from peertile.meaning.numbers import apply_rmw
 from peertile.memory_model import Cmp, Proxy, Rmw
 from peertile.sim.agents import Agent, Kind
@@ -23,6 +24,7 @@ from peertile.sim.memory import Object, Symmetric, Tile, View, scalar
 from peertile.sim.proxies import ALIASES, Lens, cross
 from peertile.sim.report import access_of
 from peertile.sim.sites import Site, Verb
+from peertile.sim.trace import Deed
 from peertile.sim.verdicts import Bounds, KernelFault, Lifetime, Waiter, WordMisuse
 from peertile.sim.words import SIGNED, History, Word, Write
 
@@ -119,6 +121,8 @@ class Program(Agent):
     def finish(self) -> None:
         self.ready = False
         self.done = True
+        if self.machine.trace is not None:
+            self.machine.trace.add(self, "ends", deed=Deed.END)
         self.machine.end(self)
         self.launch.ended(self)
 
@@ -409,7 +413,7 @@ class Program(Agent):
         word.store(value, self, site)
         if self.machine.trace is not None:
             what = f"{word.spelled()} = {value} ({site.order.value})"
-            word.writes[-1].event = self.machine.trace.add(self, what, site.loc)
+            word.writes[-1].event = self.machine.trace.add(self, what, site.loc, deed=_deed_of(site))
         if history is History.ADDS and word.history is History.OTHER:
             self._mixed(site, word)
         if last.site is not None and last.site.verb_kind is Verb.WRITES and not follows:
@@ -432,7 +436,7 @@ class Program(Agent):
         word.update(new, self, site, rmw is Rmw.ADD)
         if self.machine.trace is not None:
             what = f"{word.spelled()} {rmw.value} {value} ({site.order.value})"
-            word.writes[-1].event = self.machine.trace.add(self, what, site.loc, last.event)
+            word.writes[-1].event = self.machine.trace.add(self, what, site.loc, last.event, _deed_of(site))
         if history is History.CHAIN and rmw is Rmw.ADD:
             self._mixed(site, word)
         word.home.set(word.dtype, word.offset, new)
@@ -507,7 +511,8 @@ class Program(Agent):
         if word.satisfies(cmp, expected, site.signed):
             return False
         if self.machine.trace is not None:
-            self.machine.trace.add(self, f"waits for {word.spelled()} {cmp.value} {expected}", site.loc)
+            what = f"waits for {word.spelled()} {cmp.value} {expected}"
+            self.machine.trace.add(self, what, site.loc, deed=Deed.WAIT)
         self.check_strong(site, word, read_strong)  # a poll in vain is a read all the same
         self.expected = (cmp, expected)
         self.site = site
@@ -520,7 +525,7 @@ class Program(Agent):
         self.check_strong(site, word, read_strong)
         if self.machine.trace is not None:
             what = f"{word.spelled()} {cmp.value} {expected}: {word.value} ({site.order.value})"
-            self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event)
+            self.machine.trace.add(self, f"waited for {what}", site.loc, word.writes[-1].event, Deed.WAITED)
         if site.tells:  # what it saw decides, so it has read the write that it tells, and knows no less
             return word.read(self.machine.one_of(word.satisfying(cmp, expected, self, site)), self, site)
         return word.pass_wait(cmp, expected, self, site, self.machine.rule)
@@ -567,6 +572,9 @@ class Program(Agent):
         self.site = site
         self.at = None
         self.parked = trip
+        if self.machine.trace is not None:
+            words = " or ".join(word.spelled() for word in self.polls)
+            self.machine.trace.add(self, f"waits for {words} to change", site.loc, deed=Deed.WAIT)
         return True
 
     def try_again(self) -> bool:
@@ -605,6 +613,10 @@ def disturb(agent: Agent, target: Object, runs: Any, site: Site) -> None:
                 machine.wake_word(word)
 
 
+def _deed_of(site: Site) -> Deed:
+    return Deed.RELEASE if site.order.releases else Deed.OTHER
+
+
 def _bits(value: Any, dtype: DType) -> bytes:
     return np.asarray(value).astype(dtype.numpy).tobytes()
 
@@ -635,8 +647,7 @@ def merge_clock(agent: Agent, other: dict[int, int]) -> None:
 
 def fault_verdict(fault: ProgramFault) -> KernelFault:
     """The verdict on a failed check."""
-    values = f": got {fault.got}, limit {fault.limit}" if fault.kind == "bounds" else ""
-    program = fault.program
-    return KernelFault(
-        message=f"{fault.message}{values}", agent=program.where(), loc=fault.loc, launched=program.launched()
-    )
+    message, program = fault.message, fault.program
+    if fault.kind == "bounds":
+        message = OutOfBounds.text(message, fault.got, fault.limit)
+    return KernelFault(message=message, agent=program.where(), loc=fault.loc, launched=program.launched())

@@ -178,7 +178,10 @@ def _missing(earlier: Record, later: Record, why: str) -> tuple[str, str]:
     text = f"{first.where()} released after its access{by}, but {second.where()} acquired nothing that includes it"
     if second.denied is not None:
         return f"{text}; {_place(second.denied.site)}: {second.denied.why}", _for_denied(second)
-    return text, f"let {second.where()} wait for that release before its access"
+    return text, (
+        f"let {second.where()} wait for that release before its access; or the other way round, if that is the order "
+        f"that is meant: notify after its access, and let {first.where()} wait for that"
+    )
 
 
 def _place(site: Site) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from peertile.sim.agents import Agent, Kind
 from peertile.sim.clocks import Clock, join
 from peertile.sim.machine import Machine, Task
+from peertile.sim.trace import Deed, Work
 from peertile.sim.verdicts import Waiter
 
 __all__ = ["ANYTHING", "Operation", "Reach", "Stream"]
@@ -26,7 +27,7 @@ ANYTHING: Final[Reach] = None
 class Operation:
     """One enqueued operation. `clock` is what the host knew; `after` what the stream knew at its end."""
 
-    __slots__ = ("after", "before", "calls", "clock", "name", "reach", "sequence", "state", "waiters")
+    __slots__ = ("after", "before", "calls", "clock", "name", "reach", "sequence", "state", "waiters", "work")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,6 +40,7 @@ class Operation:
         self.reach: Reach = ANYTHING
         self.calls: list[Callable[[], None]] = []
         """Called once it is over."""
+        self.work = Work.OTHER
 
     def start(self, stream: Stream) -> bool:
         """Begin; True if it has ended already."""
@@ -102,7 +104,7 @@ class Stream(Agent):
             operation = self.busy = self.queue.popleft()
             join(self.clock, operation.clock)
             if self.machine.trace is not None:
-                self.machine.trace.add(self, f"starts {operation.name}")
+                self.machine.trace.add(self, f"starts {operation.name}", deed=Deed.BEGIN, work=operation.work)
         if operation.start(self):
             park = self.machine.park
             if park is not None and park.holds(self):  # its completion is a synchronising operation, too
@@ -117,7 +119,7 @@ class Stream(Agent):
         # What comes later is not covered by what waits for this: a new epoch.
         operation.after = self.release(None)
         if self.machine.trace is not None:
-            self.machine.trace.add(self, f"has done {operation.name}")
+            self.machine.trace.add(self, f"has done {operation.name}", deed=Deed.END, work=operation.work)
         self.busy = None
         if self.machine.over is not None:
             self.machine.over(self.rank)

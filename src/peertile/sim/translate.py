@@ -677,6 +677,9 @@ class _Translator:
         values = "".join(f"{self.boxed(v)}, " for v in op.operands)
         self.emit(f"P.print({place}, {op.attrs['prefix']!r}, ({values}))")
 
+    def _Mark(self, op: Op) -> None:
+        """Nothing: the machine knows what its programs do."""
+
     # ---------------------------------------------------------------- control flow
 
     def _enter(self, op: Op, inits: Sequence[Value], args: Sequence[Value]) -> list[str]:

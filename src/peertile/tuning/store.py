@@ -17,6 +17,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from peertile.backends.cpu.target import host_target
+from peertile.captures import chains
 from peertile.config import config, warn_of_cache
 from peertile.kernel import KernelFunction
 
@@ -163,7 +164,8 @@ def source_of(functions: Iterable[Callable[..., Any] | None]) -> str:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # assigned later by the enclosing function
                 scope[name] = cell.cell_contents
-        for name in sorted(set(_names(function.__code__))):
+        names = {*(chain[0] for chain in chains(function.__code__)), *function.__code__.co_freevars}
+        for name in sorted(names):
             value = scope.get(name)
             value = value.fn if isinstance(value, KernelFunction) else value
             if isinstance(value, FunctionType) and not (value.__module__ or "").startswith("peertile."):
@@ -180,14 +182,6 @@ def _code(code: CodeType) -> Iterable[str]:
             yield from _code(const)
         else:
             yield repr(const)
-
-
-def _names(code: CodeType) -> Iterable[str]:
-    yield from code.co_names
-    yield from code.co_freevars
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _names(const)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from tests.backends.cpu.util import INDEX, K, Loaded, exclusive, run, shared
 
 from peertile.backends.cpu.compile import _lower, lower_to_text
 from peertile.backends.cpu.lower import DUMMY_BYTES, MANY_STORES
-from peertile.backends.cpu.target import host_target
+from peertile.backends.cpu.target import host_target, named_target
 from peertile.dtypes import b1, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from peertile.ir import ops
 from peertile.ir.ops import Binary, Fold, Padding, Unary
@@ -295,7 +295,7 @@ def test_a_tile_that_is_read_again_fetches_the_next_programs_tile():
     i = k.tile_index(k.z)
     k.store(k.z, softmax(k, k.load(k.x, i, (1, 1024)), (1, 1024)), i)
     # The pass that takes the maximum reads memory; the one behind it reads caches, and fetches every line once.
-    text = lower_to_text(k.done())
+    text = lower_to_text(k.done(), named_target("x86-64-v4"))  # four vectors, of a line each
     assert text.count("call void @llvm.prefetch.p0(") == 4
     assert len(set(re.findall(r"prefetch\.p0\(ptr (\S+),", text))) == 4
 

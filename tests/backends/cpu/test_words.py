@@ -19,7 +19,7 @@ from tests.backends.cpu.util import (
 from peertile.backends.cpu import jit
 from peertile.backends.cpu.compile import lower_to_text
 from peertile.backends.cpu.lower import LOWERINGS
-from peertile.backends.cpu.target import AARCH64
+from peertile.backends.cpu.target import AARCH64, named_target
 from peertile.dtypes import b1, bf16, f16, f32, f64, i8, i32, i64, u16, u32, u64
 from peertile.ir import ops
 from peertile.ir.core import Effect
@@ -40,6 +40,7 @@ from peertile.ir.types import (
 from peertile.memory_model import Cmp, Order, Rmw, Scope
 
 TOKEN = TokenType()
+X86 = named_target("x86-64-v4")  # whichever processor the tests run on
 
 
 def test_every_primitive_op_has_a_lowering():
@@ -501,7 +502,7 @@ def test_stores_around_the_caches_are_fenced_before_a_release():
     i = k.tile_index(k.z)
     k.store(k.z, k.full(1.0, f32, (64,)), i)
     word_store(k, k.w, k.const(1, u64), k.const(0))
-    lines = lower_to_text(k.done()).splitlines()
+    lines = lower_to_text(k.done(), X86).splitlines()
     release = next(n for n, line in enumerate(lines) if "store atomic" in line)
     assert any("!nontemporal" in line for line in lines[:release])
     assert "sfence" in lines[release - 1]
@@ -517,7 +518,7 @@ def test_a_release_that_a_loop_brings_behind_a_store_around_the_caches_is_fenced
         return []
 
     k.loop(k.const(0), k.const(4), [], body)
-    lines = lower_to_text(k.done()).splitlines()
+    lines = lower_to_text(k.done(), X86).splitlines()
     release = next(n for n, line in enumerate(lines) if "store atomic" in line)
     assert not any("!nontemporal" in line for line in lines[:release])
     assert any("!nontemporal" in line for line in lines[release:])
@@ -530,7 +531,7 @@ def test_an_async_store_goes_around_the_caches_and_its_wait_fences():
     k.value(ops.AsyncStore, (k.w, tile, k.const(0)), TransferType())
     k.b.emit(ops.WaitTransfer, ())
     kernel = k.done()
-    text = lower_to_text(kernel)
+    text = lower_to_text(kernel, X86)
     assert text.index("!nontemporal") < text.index("sfence")
     for n in (64, 37):  # all of a tile, and a tile that sticks out
         x, w = np.arange(n, dtype=np.float32), np.full(n, 7, np.float32)

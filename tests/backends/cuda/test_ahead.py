@@ -69,7 +69,7 @@ OTHERS = {
     "the sum is read behind its product": (r"^( *)(%best\w* = arith\.addi )%best\w*", r"\1\2%acc_2"),
     "keys after a query are seen": (r"cmpi sle, ", "cmpi sge, "),
     "two comparisons are joined": (r"= arith\.cmpi sle, (.*?) \{.*", r"= arith.andi \1"),
-    "the number of a key is not clamped": (r"arith\.minsi (%v_45, )", r"arith.addi \1"),
+    "the number of a key is not clamped": (r"arith\.minsi (%v_\d+, %c128)", r"arith.addi \1"),
     "it is clamped too far away to be added in 32 bits": (r"(%c128_i64\w* = .*) 128 :", r"\1 2147483647 :"),
     "weights are other powers": (r"ex2\.approx", "tanh.approx"),
     "groups are larger": (r"(arrive_barrier %\d+, )128", r"\g<1>256"),

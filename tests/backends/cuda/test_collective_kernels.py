@@ -10,7 +10,7 @@ from peertile.backends.cuda.compile import compile_kernel
 from peertile.backends.cuda.emit import emit_kernel
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
-from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
+from peertile.library.cuda_collectives import PROGRAMS_PER_EXECUTOR, GpuPlans, Shape, heap_bytes
 from peertile.library.reductions import ReduceOp
 from peertile.library.selection import Algorithm
 from peertile.passes.pipeline import run_pipeline
@@ -134,8 +134,14 @@ def test_shorter_rows_keep_what_they_had(plans):
     assert (made.num_warps, made.max_registers) == (4, 128)  # four of them on a multiprocessor, as of 8 warps with 64
     made = emit_kernel(kernel_of(all_reduce(plans, Algorithm.PUSHED, 4, 2048)))
     assert (made.num_warps, made.max_registers) == (8, 64)
-    filled = emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 1024)))
-    assert (filled.num_warps, filled.max_registers) == (4, None)
+
+
+def test_as_many_programs_of_long_filled_tiles_are_resident_as_grids_count_on(plans):
+    for count in (1 << 14, 1 << 16):  # one turn, and several
+        filled = emit_kernel(kernel_of(all_reduce(plans, Algorithm.FILLED, 4, 1024, count)))
+        assert (filled.num_warps, filled.max_registers) == (4, 128)
+        resident = MULTIPROCESSOR // (32 * filled.num_warps * filled.max_registers)
+        assert resident == PROGRAMS_PER_EXECUTOR
 
 
 @pytest.mark.parametrize(

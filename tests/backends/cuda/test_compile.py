@@ -1,5 +1,6 @@
 """Kernels compile to cubins without a GPU, for every architecture, and errors name the user's line."""
 
+import os
 import re
 import subprocess
 import sys
@@ -393,3 +394,48 @@ kernel @waits(%w: view<u64, 2, read_write, device, unit=[0, 1]>, %z: view<f32, 1
     binary = compile_kernel(kernel, arch)
     assert [place.kind for place in binary.places] == ["bounds", "wait", "print"]
     assert "fence.acq_rel.sys" in memory_ops(binary.text["ptx"])
+
+
+COMPILES_IN_THREADS = """
+import os, sys, threading
+from pathlib import Path
+from peertile.backends.cuda.compile import compile_kernel
+from peertile.ir.text import parse_kernel, print_kernel
+from peertile.passes.pipeline import run_pipeline
+from peertile.testing.programs import random_kernel
+import triton
+
+def kernel(seed):
+    return run_pipeline(parse_kernel(print_kernel(random_kernel(seed, alone=True).kernel)))
+
+compile_kernel(kernel(0), "sm_90")  # Triton loads its parts
+kernels, ready = [kernel(seed) for seed in range(1, 13)], threading.Barrier(3)
+before = os.fstat(2).st_ino, sys.stdout, triton.knobs.cache.dir
+
+def some(k):
+    ready.wait(20)
+    for one in kernels[k::3]:
+        compile_kernel(one, "sm_90")
+
+threads = [threading.Thread(target=some, args=(k,)) for k in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(100)
+print(before == (os.fstat(2).st_ino, sys.stdout, triton.knobs.cache.dir), file=sys.__stdout__, flush=True)
+print(Path(os.environ["HOME"], ".triton").exists(), file=sys.__stdout__, flush=True)
+os.write(2, b"still there")
+"""
+
+
+@pytest.mark.slow
+def test_threads_that_compile_leave_the_process_and_triton_as_they_were(tmp_path):
+    """Where the output of a compiler goes, and where Triton keeps things, is set for the whole process meanwhile."""
+    program = tmp_path / "program.py"
+    program.write_text(COMPILES_IN_THREADS)
+    env = {**os.environ, "HOME": str(tmp_path), "PEERTILE_CACHE_DIR": str(tmp_path / "cache")}
+    env.pop("TRITON_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\nFalse\n", "still there")

@@ -9,7 +9,8 @@ import peertile as pt
 from peertile.backends.cuda.compile import compile_kernel, lower_to_text
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
-from peertile.library import fused_kernels
+from peertile.library import experts_kernels, fused_kernels
+from peertile.library.experts import Experts
 from peertile.library.fused import FusedProducts
 from peertile.passes.pipeline import run_pipeline
 
@@ -160,6 +161,31 @@ def test_neighbours_of_a_product_are_packed_by_the_thread_that_has_them(monkeypa
     used = [k for k, line in enumerate(lines) if re.search(r"= last \+ 1|last_sign [!=]=", line)]
     assert len(read) == 2
     assert max(read) < first < min(used)
+
+
+@pytest.mark.parametrize(("top_k", "together"), [(8, [4, 4]), (7, [4, 2, 1]), (2, [2])])
+def test_rows_of_up_to_four_choices_are_fetched_with_nothing_in_between(monkeypatch, top_k, together):
+    """Not so much as a check, which what it guards would wait for; and no division says where they lie."""
+    kernel, found = experts_kernels.combine, []
+
+    def record(*arguments, **consts):
+        found.append(lowered(kernel, *arguments, **consts))
+        return kernel(*arguments, **consts)
+
+    with Experts(pt.init(), experts=16, rows=4, width=64, top_k=top_k, dtype=pt.bf16) as moe:
+        moe.dispatch(pt.zeros((4, 64), pt.bf16), pt.zeros((4, top_k), pt.i64))  # neither of the two is run
+        monkeypatch.setattr(experts_kernels, "combine", record)
+        moe.combine(moe._last, pt.zeros((4, top_k), pt.f32))
+    text = lower_to_text(found[0])
+    lines = text[text.index("for tile in out.tiles():") :].splitlines()
+    ends = [k for k, line in enumerate(lines) if "if _alive:" in line]
+    rows = [k for k, line in enumerate(lines) if re.search(r"\btl\.load\(y\w*_at|\btl\.load\(.*_index", line)]
+    assert len(rows) == top_k
+    groups = [sum(first < k < last for k in rows) for first, last in zip(ends, [*ends[1:], len(lines)], strict=True)]
+    assert [n for n in groups if n] == together
+    fetched = "\n".join(lines[ends[0] : rows[-1]])
+    assert "_floordiv" not in fetched
+    assert "_mod(" not in fetched
 
 
 def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypatch):

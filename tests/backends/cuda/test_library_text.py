@@ -77,7 +77,8 @@ def test_a_fold_that_keeps_its_axis_stays_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "warps"), [(4, 1024, 4), (8, 512, 8), (1, 4096, 16), (1, 16384, 32), (1, 32768, 16)]
+    ("rows", "width", "warps"),
+    [(4, 1024, 4), (8, 512, 8), (1, 512, 2), (1, 1024, 2), (1, 2048, 8), (1, 4096, 16), (1, 16384, 32), (1, 32768, 16)],
 )
 def test_a_warp_folds_a_short_row_by_itself_and_many_a_long_one(rows, width, warps):
     x = pt.zeros((8, width), pt.f32)
@@ -105,11 +106,33 @@ def test_a_tile_that_is_loaded_twice_stays_in_the_cache_until_then_and_no_longer
 
 @pytest.mark.parametrize("is_added", [False, True])
 @pytest.mark.parametrize("gain", [pt.bf16, pt.f32], ids=str)
-def test_a_narrow_row_that_is_loaded_twice_leaves_room_for_four_programs(is_added, gain):
-    x, g = pt.zeros((8, 16384), pt.bf16), pt.zeros((16384,), gain)
+@pytest.mark.parametrize(("width", "warps", "registers"), [(4096, 8, 32), (8192, 16, 32), (16384, 16, 40)])
+def test_a_narrow_row_that_is_loaded_twice_leaves_room_for_others(width, warps, registers, gain, is_added):
+    x, g = pt.zeros((8, width), pt.bf16), pt.zeros((width,), gain)
     made = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, g, 1e-6, ADDED=is_added, AGAIN=True)
     is_lean = gain is pt.bf16 and not is_added
-    assert ((made.num_warps, made.max_registers) == (8, 64)) is is_lean
+    assert ((made.num_warps, made.max_registers) == (warps, registers)) is is_lean
+
+
+@pytest.mark.parametrize(("width", "registers"), [(2048, None), (4096, None), (8192, 48), (16384, 32)])
+def test_of_wide_rows_that_are_loaded_twice_two_programs_are_enough(width, registers):
+    x, g = pt.zeros((8, width), pt.f32), pt.zeros((width,), pt.f32)
+    made = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, g, 1e-6, ADDED=False, AGAIN=True)
+    assert made.max_registers == registers
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_gain_is_on_its_way_before_the_row_is_folded_or_after(early):
+    x, g = pt.zeros((8, 2048), pt.f32), pt.zeros((2048,), pt.f32)
+    text = emitted(layer_kernels.rms_norm, x.partition((1, None)), x, x, g, 1e-6, ADDED=False, EARLY=early).source
+    assert (text.index("tl.load(gain_at") < text.index("tl.reduce(")) is early
+
+
+def test_the_index_of_a_tile_of_whole_rows_takes_no_division():
+    x = pt.zeros((8, 1000), pt.f32)
+    for part, divides in ((x.partition((1, None)), False), (x.partition((1, 1024)), True)):
+        text = emitted(layer_kernels.softmax, part, x).source
+        assert ("% _tiles" in text) is divides
 
 
 @pytest.mark.parametrize(("in_turn", "described"), [(False, "ab"), (True, "abc")])

@@ -224,7 +224,7 @@ def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, cache: DiskC
     cache = cache or default_cache()
     lo, text, slots = _lower(kernel, target, _PLACEHOLDER)
     key = key_of((text, target.key, jit.llvmlite_version(), jit.PASSES))
-    name = re.sub(r"\W", "_", kernel.name)
+    name = re.sub(r"\W", "_", kernel.name, flags=re.ASCII)
     entry = f"pt_{name}_{key[:16]}"
     text = text.replace(_PLACEHOLDER, entry)
     payload = cache.get(key, lambda: jit.compile_for(text, target))

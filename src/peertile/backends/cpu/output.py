@@ -1,8 +1,11 @@
-"""Lowering of checks and prints: what a kernel tells its launcher about itself.
+"""Lowering of checks, prints and marks: what a kernel tells its launcher about itself.
 
 A print record in the launch's buffer is `u64 program, u32 place, u32 nbytes`, then the operands one after
 another, each as its elements in row-major order, padded to 8 bytes. Space is reserved by one atomic add; what
 does not fit is counted by it and not written.
+
+A mark is a call of the function (buffer, tag, number, program, address, value) whose address is in the head of the
+buffer of marks: whoever gives the buffer knows the clock and how a record is written.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from peertile.backends.cpu.lower import Lowering, lowers
 from peertile.backends.cpu.memory import element_loop, in_registers_or_scratch
 from peertile.backends.cpu.nodes import Buffer, BufferNode, Node
 from peertile.backends.cpu.text import MEMORY
+from peertile.backends.cpu.words import address_of
+from peertile.backends.marks import MARK, PLACE_BIT, MarkHead
 from peertile.ir import ops
-from peertile.ir.ops import CheckKind
+from peertile.ir.ops import CheckKind, Moment
+from peertile.ir.types import PointerType
 
 FAULT_KINDS = {CheckKind.ASSERT: 1, CheckKind.BOUNDS: 2, CheckKind.SIGNATURE: 3}
 RECORD_HEAD_BYTES = 16
@@ -89,3 +95,23 @@ def _write(lo: Lowering, node: Node, address: str) -> None:
         lo.f.emit(f"store {MEMORY[node.dtype.name]} {raw}, ptr {target}, align {node.dtype.itemsize}")
 
     element_loop(lo, node.shape, one)
+
+
+@lowers(ops.Mark)
+def _mark(lo: Lowering, op: ops.Mark) -> None:
+    f = lo.f
+    buffer, number = (lo.scalar(v) for v in op.operands[:2])
+    address, value = "0", "0"
+    if len(op.operands) > 2:
+        word = op.operands[2]
+        value = lo.scalar(op.operands[3])
+        if isinstance(word.type, PointerType):
+            address = lo.scalar(word)
+        else:
+            address = f.value(f"ptrtoint ptr {address_of(lo, lo.values[word], op.operands[4:])} to i64")
+    lo.flush()
+    tag = list(Moment).index(op.attrs["moment"]) | lo.place(op, MARK, what=op.attrs["what"]) << PLACE_BIT
+    head = f.value(f"inttoptr i64 {buffer} to ptr")
+    at = f.value(f"getelementptr inbounds i64, ptr {head}, i64 {MarkHead.FUNCTION}")
+    function = f.value(f"load ptr, ptr {at}, align 8")
+    f.emit(f"call void {function}(ptr {head}, i64 {tag}, i64 {number}, i64 {lo.program}, i64 {address}, i64 {value})")

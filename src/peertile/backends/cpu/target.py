@@ -7,6 +7,7 @@ LLVM; the LLVM name of the host is asked for only when something is compiled (`j
 from __future__ import annotations
 
 import platform
+import sys
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -31,10 +32,12 @@ class CpuTarget(NamedTuple):
     @property
     def key(self) -> str:
         """What of the target decides about the code."""
-        return f"{self.arch}/{self.cpu}/{','.join(sorted(self.features))}/{self.vector_bits}/{self.identity}"
+        return f"{self.triple}/{self.cpu}/{','.join(sorted(self.features))}/{self.vector_bits}/{self.identity}"
 
     @property
     def triple(self) -> str:
+        if sys.platform == "darwin":  # object files of its own form, and names that begin with an underscore
+            return f"{'arm64' if self.arch == 'aarch64' else self.arch}-apple-macosx11.0.0"
         return f"{self.arch}-unknown-linux-gnu"
 
     @property
@@ -51,7 +54,7 @@ class CpuTarget(NamedTuple):
         return max(self.vector_bits // bits, 1)
 
 
-# Names that /proc/cpuinfo and LLVM spell differently; the others are equal.
+# Names that the system and LLVM spell differently; the others are equal.
 _CPUINFO: Final = {
     "avx512_bf16": "avx512bf16",
     "avx512_fp16": "avx512fp16",
@@ -62,6 +65,7 @@ _CPUINFO: Final = {
     "sse4_2": "sse4.2",
     "asimd": "neon",
     "asimdhp": "fullfp16",
+    "avx1.0": "avx",
 }
 _KNOWN: Final = frozenset(
     {
@@ -144,15 +148,34 @@ def host_arch() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
-@cache
-def _detect() -> CpuTarget:
-    arch = host_arch()
+def _sysctl(name: str) -> str:
+    """What macOS says of itself; "" if it does not."""
+    import ctypes  # not on the way of the others
+
+    size, text = ctypes.c_size_t(4096), ctypes.create_string_buffer(4096)
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else text.value.decode(errors="replace")
+
+
+def _fields() -> dict[str, str]:
+    """What the system says of its first processor, by the names of Linux."""
+    if sys.platform == "darwin":
+        # Every one of their processors of this architecture has half precision; they list no features by name.
+        flags = "asimd asimdhp" if host_arch() == "aarch64" else ""
+        for name in ("features", "leaf7_features"):
+            flags += " " + _sysctl(f"machdep.cpu.{name}").lower()
+        return {"model": _sysctl("machdep.cpu.brand_string"), "flags": flags.strip()}
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = file.read().split("\n\n", 1)[0].splitlines()
     except OSError:
         lines = []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+@cache
+def _detect() -> CpuTarget:
+    arch, fields = host_arch(), _fields()
     flags = fields.get("flags", fields.get("Features", ""))
     features = frozenset(_CPUINFO.get(f, f) for f in flags.split()) & _KNOWN
     if arch == "aarch64":

@@ -116,7 +116,9 @@ def pause(lo: Lowering) -> None:
     if lo.target.is_x86:
         lo.f.emit("call void @llvm.x86.sse2.pause()")
     elif lo.target.arch == "aarch64":
-        lo.f.emit('call void asm sideeffect "isb", ""()')
+        # `yield` is nothing on most of them; a barrier of instructions takes as long as a pause. No inline assembly:
+        # llvmlite has no parser for it, and LLVM ends the process.
+        lo.f.emit("call void @llvm.aarch64.isb(i32 15)")
 
 
 @lowers(ops.Wait)

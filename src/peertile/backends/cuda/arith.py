@@ -96,6 +96,9 @@ def _tile_index(e: Emitter, op: ops.TileIndex) -> None:
     swizzled = partition.swizzle > 1 and len(shape) >= 2
     first = 2 if swizzled else 1
     for axis in reversed(range(first, len(shape))):
+        if partition.single and partition.single[axis]:
+            e.values[op.results[axis]] = _index("0")
+            continue
         count = e.let_own("tiles", _tiles(e, view.extents[axis], shape[axis]))
         e.define(op.results[axis], f"{rest} % {count}")
         rest = e.let_own("rest", f"{rest} // {count}")

@@ -77,7 +77,7 @@ class LaunchLayout:
         """Whether the extents and strides of this argument block are ones that bulk copies can take."""
         if not self.extents:
             return True
-        words = struct.unpack_from(f"<{self.n_slots}q", args)
+        words = struct.unpack(f"<{len(args) // 8}q", args)  # marks have slots behind those, which the driver gives
         # What is empty is not copied.
         return all(0 <= words[k] <= _MAX_EXTENT for k in self.extents) and all(
             1 <= words[k] <= _MAX_STRIDE for k in self.strides

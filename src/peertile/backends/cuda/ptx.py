@@ -39,6 +39,7 @@ __all__ = [
     "load_elected",
     "load_table",
     "load_tile",
+    "mark",
     "patience",
     "patient_load_tile",
     "report",
@@ -615,6 +616,47 @@ def clock() -> Function:
     """f() -> the device's clock in ns."""
     body = _lines("mov.u64 $0, %globaltimer;")
     return _asm("_clock", "", "now, in ns", body, "=l", "", "tl.int64", "return r")
+
+
+def mark() -> Function:
+    """f(buffer, tag, number, program, address, value): one thread writes down when the program comes here, in the
+    buffer's next record, and which multiprocessor it is on. The record's first word comes last: its number from 1.
+    The layout is that of `backends/marks.py`."""
+    done = "MARK_DONE_${:uid}"
+    body = _lines(
+        ".reg .pred skip;",
+        ".reg .b32 thread, sm;",
+        ".reg .b64 open, mask, count, at, now, wide;",
+        "mov.b32 $0, 0;",
+        "mov.u32 thread, %tid.x;",
+        "setp.ne.u32 skip, thread, 0;",
+        f"@skip bra {done};",
+        "ld.relaxed.gpu.global.b64 open, [$1 + 16];",
+        "setp.eq.u64 skip, open, 0;",
+        f"@skip bra {done};",
+        "ld.relaxed.gpu.global.b64 mask, [$1 + 8];",
+        "atom.relaxed.gpu.global.add.u64 count, [$1], 1;",
+        "and.b64 at, count, mask;",
+        "shl.b64 at, at, 6;",
+        "add.u64 at, at, $1;",
+        "mov.u64 now, %globaltimer;",
+        "mov.u32 sm, %smid;",
+        "cvt.u64.u32 wide, sm;",
+        "st.relaxed.gpu.global.b64 [at + 72], now;",
+        "st.relaxed.gpu.global.b64 [at + 80], $2;",
+        "st.relaxed.gpu.global.b64 [at + 88], $3;",
+        "st.relaxed.gpu.global.b64 [at + 96], $4;",
+        "st.relaxed.gpu.global.b64 [at + 104], $5;",
+        "st.relaxed.gpu.global.b64 [at + 112], $6;",
+        "st.relaxed.gpu.global.b64 [at + 120], wide;",
+        "add.u64 count, count, 1;",
+        "st.release.gpu.global.b64 [at + 64], count;",
+        f"{done}:",
+    )
+    return _asm(
+        "_mark", "buffer, tag, number, program, address, value", "one thread writes a mark", body,
+        "=r,l,l,l,l,l,l", "buffer, tag, number, program, address, value", "tl.int32", "return r",
+    )  # fmt: skip
 
 
 def patience() -> Function:

@@ -95,8 +95,10 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         folds = _folds_rows(kernel)
         warps = 16 if nbytes >= (LONG_FOLDED_ROW if folds else LONG_ROW) else 8
         if folds and reread(kernel):
-            most = nbytes // REREAD_BYTES if _is_widened_again(kernel) else 16 if nbytes < LONG_REREAD_ROW else 32
-            warps = max(1, min(nbytes // 1024, most, 32))
+            if _is_widened_again(kernel):
+                warps = max(1, min(nbytes // 2048, 16))  # two vectors of what is loaded for each thread
+            else:
+                warps = max(1, min(nbytes // 1024, 16 if nbytes < LONG_REREAD_ROW else 32))
         elif folds and _loaded(kernel) == nbytes:
             warps = next((w for least, w in FOLDED_WARPS if nbytes >= least), warps)
         while warps > 1 and nbytes < warps * 1024:
@@ -108,6 +110,8 @@ def tuned(kernel: Kernel, options: CudaOptions) -> tuple[int, int]:
         rows = [t.shape[0] for t in folded if isinstance(t, TileType) and t.rank == 2 and t.shape[1] <= 1024]
         if rows and max(rows) > 1:
             warps = min(warps, max(rows))
+        elif rows and folds and _loaded(kernel) == nbytes == SHORT_FOLDED_ROW:
+            warps = min(warps, 2)
     return warps, stages or 3
 
 
@@ -122,14 +126,17 @@ FOLDED_WARPS: Final = ((1 << 17, 16), (1 << 16, 32), (1 << 15, 16), (1 << 14, 16
 """Bytes of a row that is folded in the type that it is loaded in, f32 mostly, and its warps: 129.3 us for RMSNorm of
 16384 rows of 4096 with sixteen and 131.7 with eight, 515.6 and 520.8 for rows of 16384 with 32 and eight. What is
 widened in between, bf16, is faster with eight: 66.2 us of 83.6 for rows of 4096."""
+SHORT_FOLDED_ROW: Final = 1 << 12
+"""Bytes of a lone row of that kind for two warps, of which more programs are under way: 32.7 us for RMSNorm of 16384
+rows of 1024 and 32.5 for softmax, and 32.9 and 32.8 with four; of 4096 rows 9.34 and 9.33, and 9.64 and 9.42."""
 LONG_REREAD_ROW: Final = 1 << 16
 """Bytes of a row that is loaded twice and worth more warps than sixteen: an H200 takes 250.8 us for RMSNorm of 16384
 rows of 8192 f32 with sixteen and 264.6 with 32, 499.2 and 498.7 for rows of 16384."""
-REREAD_BYTES: Final = 1 << 13
-"""Of such a row for each warp, where it is widened in between, and REREAD_REGISTERS at most for a thread, which leave
-room for 32 warps on a multiprocessor: 255.5 us for RMSNorm of 16384 rows of 16384 bf16, and 272.3 with the 94 that the
-assembler would take. Rows that are held take 259.2."""
-REREAD_REGISTERS: Final = 64
+REREAD_REGISTERS: Final = {(True, 1 << 11): 32, (True, 1 << 12): 40, (False, 1 << 11): 48}
+"""Most registers of a thread, by whether such a row is widened in between and how many bytes of it a warp has. What is
+fastest has some 64 KiB of rows on their way to a multiprocessor: 16384 rows of 8192 bf16 take an H200 126.2 us with 32
+and 133.8 with 40, of 8192 f32 250.8 with 48 and 252.2 with the 40 that the assembler would take, of 16384 bf16 255.1
+with 40, and 275.7 with 64 for half as many threads."""
 REGISTERS: Final = 1 << 16
 """Of a multiprocessor."""
 WAITING_REGISTERS: Final = 64
@@ -159,8 +166,12 @@ def most_registers(kernel: Kernel, warps: int) -> int | None:
         # Left alone, the assembler spills what it has room for: an all-reduce of 256 KiB between two H200 took 3.44 us
         # for 3.37 with 48 bytes spilt of a thread, and 4.50 for 3.24 with 58.
         few = warps == 4 and kernel.waits and 0 < _ordered(kernel) <= 512 and not _multiplies(kernel)
-        if _is_widened_again(kernel) and warps * REREAD_BYTES >= _largest(kernel):
-            return REREAD_REGISTERS
+        # Grids count on four programs of four warps here, too; the assembler would take 154, which leaves three.
+        if warps == 4 and kernel.waits and not few and _fills(kernel) and not _multiplies(kernel):
+            return 2 * WAITING_REGISTERS
+        if 8 <= warps <= 16 and _is_again(kernel):
+            bound = REREAD_REGISTERS.get((_is_widened_again(kernel), _largest(kernel) // warps))
+            return bound or _of_two_programs(kernel, warps)
         return WAITING_REGISTERS if few else _of_two_programs(kernel, warps)
     long_turns = _largest(kernel) >= warps * 4096 and _takes_turns(kernel)
     if warps in (4, 8) and (long_turns or _looks_rows_up(kernel)):
@@ -174,10 +185,15 @@ def _looks_rows_up(kernel: Kernel) -> bool:
     return any(isinstance(op, ops.Gather | ops.Scatter) for op in walk(kernel.body))
 
 
+def _is_again(kernel: Kernel) -> bool:
+    """Whether rows of one tile are folded that are loaded twice: with a second tile, so few registers have no room."""
+    return len(reread(kernel)) == 1 and _folds_rows(kernel)
+
+
 def _is_widened_again(kernel: Kernel) -> bool:
-    """Whether rows of one tile are folded that are loaded twice, and all that is loaded is narrower than what it is
-    computed in: with a second tile, or a gain as wide as the sums, so few registers have no room for a row."""
-    return len(reread(kernel)) == 1 and _folds_rows(kernel) and _loaded(kernel) < _largest(kernel)
+    """Whether all that such a kernel loads is narrower than what it is computed in: not so with a gain as wide as the
+    sums."""
+    return _is_again(kernel) and _loaded(kernel) < _largest(kernel)
 
 
 def _of_two_programs(kernel: Kernel, warps: int) -> int | None:

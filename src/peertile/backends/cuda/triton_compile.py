@@ -185,7 +185,7 @@ def compile_here(emitted: Emitted, arch: str, options: CudaOptions) -> Compiled:
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs={}, attrs=attributes)
     said = _Said()
     try:
-        with _triton_cache(triton, options), _small_numbers_kept(), said.captured():
+        with _compiling, _triton_cache(triton, options), _small_numbers_kept(), said.captured():
             kernel = triton.compile(source, target=target, options=triton_options(emitted, options))
     except Exception as error:
         raise _translated(error, said.text, emitted, path, arch) from error
@@ -242,8 +242,6 @@ def _triton_cache(triton: Any, options: CudaOptions) -> Iterator[None]:
     try:
         ordered = bool(options.specialize) and _version(triton.__version__) == ORDERED_BY
         with contextlib.ExitStack() as stack:
-            if ordered:  # one thread after the other: at its end, each takes back what Triton was told, by whomever
-                stack.enter_context(_ordering)
             stack.enter_context(triton.knobs.cache.scope())
             triton.knobs.cache.dir = str(config().cache_dir / (f"triton-{_way()}" if ordered else "triton"))
             if ordered:
@@ -255,7 +253,26 @@ def _triton_cache(triton: Any, options: CudaOptions) -> Iterator[None]:
             module.triton_key = function
 
 
-_ordering = threading.Lock()
+class _Compiling:
+    """One thread after the other: what Triton is told, and where standard output and error go meanwhile, is the whole
+    process's. At its end each takes back what it found, and with others in between that would be theirs, for ever."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Also of a process that was forked, in which no other thread runs."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+_compiling = _Compiling()
+os.register_at_fork(after_in_child=_compiling.begin)
 
 
 @functools.cache

@@ -14,10 +14,11 @@ from peertile.backends.cuda.memory import as_word, by_swap, from_word, native_rm
 from peertile.backends.cuda.spelling import REGISTER
 from peertile.backends.cuda.state import Emitter, View, lowers, tile_of
 from peertile.backends.cuda.target import check_rmw, emulated_rmw
+from peertile.backends.marks import MARK, PLACE_BIT
 from peertile.ir import ops
 from peertile.ir.core import Value, walk
-from peertile.ir.ops import CheckKind, Compare
-from peertile.ir.types import TileType
+from peertile.ir.ops import CheckKind, Compare, Moment
+from peertile.ir.types import PointerType, TileType
 from peertile.memory_model import Order
 
 __all__ = ["FAULT_KINDS", "PRINT_HEADER", "address_of"]
@@ -274,3 +275,20 @@ def _print_operand(e: Emitter, v: Value, at: str, byte: int) -> None:
         value = f"tl.reshape({value}, ({t.numel},))"
         pointer = f"{pointer} + tl.arange(0, {t.numel})"
     e.w.line(f"tl.store({pointer}, {value})")
+
+
+# ---------------------------------------------------------------- marks
+
+
+@lowers(ops.Mark)
+def _mark(e: Emitter, op: ops.Mark) -> None:
+    """One thread writes it, when it comes here: others may be late, or ahead by what no barrier held up."""
+    address, value = _i64("0"), _i64("0")
+    if len(op.operands) > 2:
+        word = op.operands[2]
+        value = e.typed(op.operands[3])
+        where = e.text(word) if isinstance(word.type, PointerType) else address_of(e, e.view(word), op.operands[4:])
+        address = f"({where}).to(tl.int64)"
+    tag = list(Moment).index(op.attrs["moment"]) | int(e.place(op, MARK, what=op.attrs["what"])) << PLACE_BIT
+    buffer, number = (e.typed(v) for v in op.operands[:2])
+    e.w.line(e.call_ptx(ptx.mark(), buffer, _i64(str(tag)), number, "_program", address, value))

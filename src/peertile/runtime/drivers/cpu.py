@@ -105,7 +105,6 @@ _PRINT_BYTES: Final = 1 << 20
 _print_header: Final = memoryview(struct.pack("<2q", _PRINT_BYTES, 0)).cast("q")
 _CMP_INDEX: Final = {cmp: k for k, cmp in enumerate(Cmp)}
 _MODULE_WORDS: Final = 8
-_COMPLETED: Final = int(S.COMPLETED)
 _SLICE: Final = HOST_WAIT_SLICE_NS
 _DONE, _SLICED, _FAULTED, _BUSY = (
     int(r) for r in (Result.DONE, Result.SLICE, Result.FAULTED, Result.BUSY)
@@ -202,14 +201,14 @@ class CpuDevice(DriverDevice):
         for k, thread in enumerate(self._workers, CPU_WORDS):
             words[k] = thread.native_id or 0
         self._words[Dev.TIDS] = at + 8 * CPU_WORDS
-        self._words[Dev.CPUS] = at
+        self._native.release(self._address + 8 * Dev.CPUS, at)  # streams may be running
 
     def close(self) -> None:
         self._enter()
         with self._lock:
             streams = list(self._streams)
             for stream in streams:
-                if stream.words[S.COMPLETED] < stream.words[S.SUBMITTED]:
+                if stream.completed() < stream.words[S.SUBMITTED]:
                     raise LaunchError(
                         f"{self._name}: cannot close while operations are pending; sync its streams first"
                     )
@@ -346,6 +345,10 @@ class CpuDevice(DriverDevice):
             times.append(stamp.value)
         return times[1] - times[0]
 
+    def event_ns(self, event: EventHandle) -> int | None:
+        stamp = as_own(event, CpuEvent, "event").stamp
+        return None if stamp is None or not stamp.value else stamp.value
+
     # --------------------------------------------------------------------------------------------- completion
 
     def query(self, ticket: Ticket) -> Status:
@@ -354,7 +357,7 @@ class CpuDevice(DriverDevice):
 
     def completed(self, stream: StreamHandle) -> int:
         assert isinstance(stream, CpuStream)
-        return stream.words[_COMPLETED]
+        return stream.completed()
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> Status:
         self._enter()

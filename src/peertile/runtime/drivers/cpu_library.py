@@ -54,6 +54,10 @@ class Native:
         self.submit_launch = fast("submit_launch")
         # (stream)
         self.wake_stream = fast("wake_stream")
+        # (address): the word there; what was written before it is seen from here on
+        self.acquired = fast("acquired")
+        # (address, value): whoever acquires the value sees what was written before
+        self.release = fast("release")
 
 
 _lock: Final = threading.Lock()

@@ -18,6 +18,7 @@ from typing import Final
 
 from peertile.errors import AllocationError, ArgumentError, UsageError
 from peertile.runtime.driver import MemoryStats, SegmentHandle, ShareHandle, ShareKind
+from peertile.runtime.unnamed import unnamed_file
 
 __all__ = [
     "PAGE",
@@ -31,7 +32,6 @@ __all__ = [
     "place",
     "protect",
     "unmap",
-    "unnamed_file",
 ]
 
 ALIGN: Final = 64
@@ -271,7 +271,7 @@ class Segments:
         available = available_bytes()
         if nbytes > available:
             raise _no_segment(nbytes, available)
-        fd = unnamed_file()
+        fd = unnamed_file("peertile")
         try:
             extend(fd, _round(nbytes, PAGE))
         except OSError as error:
@@ -380,14 +380,3 @@ def extend(fd: int, nbytes: int) -> None:
         os.posix_fallocate(fd, 0, nbytes)
     else:
         os.ftruncate(fd, nbytes)
-
-
-def unnamed_file() -> int:
-    """Descriptor of a new file in memory that no path leads to."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("peertile", os.MFD_CLOEXEC)
-    import tempfile  # only where there is no memfd, and slow to import
-
-    fd, path = tempfile.mkstemp(prefix="peertile-")
-    os.unlink(path)
-    return fd

@@ -5,10 +5,10 @@ Read `cpu_native.py` first.
 
 from __future__ import annotations
 
-import platform
 import sys
 from typing import Final
 
+from peertile.backends.cpu.target import host_arch
 from peertile.memory_model import Cmp
 from peertile.runtime.drivers.cpu_emit import Function, Module, Value
 from peertile.runtime.drivers.cpu_layout import Dev, Exec, Fault
@@ -26,12 +26,12 @@ _PAUSE: Final = {"x86_64": "call void @llvm.x86.sse2.pause()", "aarch64": "call 
 
 
 def emit_polling(m: Module) -> None:
-    for emit in (_platform, _seen, _holds, _back_off, _report):
+    for emit in (_platform, _ordered, _seen, _holds, _back_off, _report):
         emit(m)
 
 
 def _platform(m: Module) -> None:
-    machine = platform.machine()
+    machine = host_arch()
     m.declare("llvm.memmove.p0.p0.i64", "void", "ptr", "ptr", "i64", "i1")
     m.declare("llvm.memset.p0.i64", "void", "ptr", "i8", "i64", "i1")
     m.declare("llvm.cttz.i64", "i64", "i64", "i1")
@@ -53,7 +53,8 @@ def _platform(m: Module) -> None:
         f.line(_PAUSE[machine])
     f.ret()
 
-    clock = 1 if sys.platform == "linux" else 6  # CLOCK_MONOTONIC
+    # CLOCK_MONOTONIC; on macOS that counts in microseconds, and CLOCK_UPTIME_RAW is what time.monotonic reads.
+    clock = 1 if sys.platform == "linux" else 8
     f = m.define("clock", "i64")
     seconds, _ = _timespec(f)
     f.call("clock_gettime", clock, seconds)
@@ -74,10 +75,26 @@ def _platform(m: Module) -> None:
         time, _ = _timespec(f, f["ns"].min(_SLEEP_CAP))
         f.call("syscall", number, f["word"].to("i64"), 0 | private, f["expected"].to("i64"), time.to("i64"), 0, 0)
         wake.call("syscall", number, wake["word"].to("i64"), 1 | private, 0x7FFFFFFF, 0, 0, 0)
-    else:  # no futex: look again after a short sleep; nobody needs to be woken
-        f.call("nap", f["ns"].min(_NAP_MIN * 4))
+    else:  # no futex: look again after sleeps that grow; nobody needs to be woken
+        left, nap = f.var("i64", f["ns"].min(_SLEEP_CAP)), f.var("i64", _NAP_MIN)
+        with f.loop():
+            f.stop_if(f.load(f["word"], type="i32", order="acquire").ne(f["expected"]))
+            f.stop_if(left.v <= 0)
+            f.call("nap", nap.v.min(left.v))
+            left.add(f.value(0) - nap.v)
+            nap.set((nap.v * 2).min(_NAP_MAX))
     f.ret()
     wake.ret()
+
+
+def _ordered(m: Module) -> None:
+    """How Python reads a word that says that something else is there to be read, and says so itself. Its own loads and
+    stores carry no order: on x86 they need none, elsewhere what they announce might be seen later than they are."""
+    f = m.define("acquired", "i64", "ptr word")
+    f.ret(f.load(f["word"], order="acquire"))
+    f = m.define("release", "void", "ptr word, i64 value")
+    f.store(f["word"], 0, f["value"], order="release")
+    f.ret()
 
 
 def _timespec(f: Function, ns: Value | int = 0) -> tuple[Value, Value]:

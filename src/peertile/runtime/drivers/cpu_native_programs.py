@@ -294,7 +294,7 @@ def _make_way(m: Module) -> None:
     f = m.define("make_way", "void", "ptr device")
     device = f["device"]
     if sys.platform == "linux":
-        cpus = f.load(device, Dev.CPUS, "ptr")
+        cpus = f.load(device, Dev.CPUS, "ptr", "acquire")
         with f.if_(cpus.to("i64").eq(0)):
             f.ret()
         cpu = f.call("sched_getcpu").to("i64", signed=True)
@@ -350,9 +350,10 @@ def _worker_loop(m: Module) -> None:
     e, device = f["e"], f["device"]
     idle = f.var("i64", 0)
     with f.loop():
+        epoch = f.load(device, Dev.EPOCH, "i32", "seq_cst")
+        # Behind it: who stops the workers changes the epoch last, so that is seen here or keeps them from sleeping.
         with f.if_(f.load(device, Dev.STOP, "i32", "monotonic").ne(0)):
             f.ret()
-        epoch = f.load(device, Dev.EPOCH, "i32", "seq_cst")
         found = f.var("i64", 0)
         with f.range(JOBS) as k:
             job = f.at(device, k * 32 + Dev.JOB0)

@@ -24,6 +24,8 @@ ENTRIES: Final[dict[str, tuple[str, bool]]] = {
     "submit": ("ii", False),
     "submit_launch": ("iisbi", False),
     "wake_stream": ("i", False),
+    "acquired": ("i", False),
+    "release": ("ii", False),
 }
 """Name of the function: its arguments and whether it is called without the interpreter lock. `i` is an integer or an
 address, `s` a bytes object passed as its address, `b` one passed as its address and its length."""

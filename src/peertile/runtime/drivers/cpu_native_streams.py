@@ -431,7 +431,7 @@ def _keep_off(m: Module) -> None:
     Awake, it may run anywhere again (`spread`): where nobody else works, streams share all processors."""
     f = m.define("keep_off", "void", "ptr s")
     if sys.platform == "linux":
-        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr")
+        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr", "acquire")
         thread = f.load(f["s"], S.TID, order="monotonic")
         with f.if_(cpus.to("i64").eq(0) | thread.eq(0)):
             f.ret()
@@ -450,7 +450,7 @@ def _spread(m: Module) -> None:
     """This thread may run on every processor of the device."""
     f = m.define("spread", "void", "ptr s")
     if sys.platform == "linux":
-        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr")
+        cpus = f.load(f.load(f["s"], S.DEVICE, "ptr"), Dev.CPUS, "ptr", "acquire")
         with f.if_(cpus.to("i64").ne(0)):
             f.call("sched_setaffinity", 0, CPU_WORDS * 8, cpus)
     f.ret()
@@ -460,7 +460,8 @@ def _leave(m: Module) -> None:
     """Stop being the runner for good. The stream's thread may have found the stream taken and gone to sleep."""
     f = m.define("leave", "void", "ptr s")
     f.store(f["s"], S.RUNNER, 0, "i32", "seq_cst")
-    with f.if_(f.call("has_work", f["s"]) | f.load(f["s"], S.STOP, "i32", "acquire").ne(0)):
+    # Seen or not, each has to be looked at behind that store, which loads that only acquire need not be.
+    with f.if_(f.call("has_work", f["s"]) | f.load(f["s"], S.STOP, "i32", "seq_cst").ne(0)):
         f.call("wake_stream", f["s"])
     f.ret()
 

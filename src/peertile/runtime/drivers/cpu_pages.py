@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from peertile.errors import AllocationError, ArgumentError
 from peertile.runtime.driver import DriverDevice, Pages, ShareHandle, ShareKind
-from peertile.runtime.drivers.cpu_memory import PAGE, available_bytes, extend, place, protect, unmap, unnamed_file
+from peertile.runtime.drivers.cpu_memory import PAGE, available_bytes, extend, place, protect, unmap
+from peertile.runtime.unnamed import unnamed_file
 
 __all__ = ["CpuPages"]
 
@@ -29,7 +30,7 @@ class CpuPages(Pages):
         free = available_bytes()
         if nbytes > free:
             raise AllocationError(f"memory: asked for {nbytes} bytes, {free} are free on {self._name}; ask for less")
-        fd = unnamed_file()
+        fd = unnamed_file("peertile")
         try:
             extend(fd, nbytes)
         except OSError as error:

@@ -54,8 +54,7 @@ ARGS_AT: Final = ARGS * 8
 INLINE_ARGS: Final = COMMAND_BYTES - ARGS_AT
 _SLAB, _LARGEST_SLAB = 64, 4096  # operation slots made at a time
 _PRUNE_AT: Final = 32  # launches hold nothing but their module: letting go of what is over need not be at once
-_COMPLETED, _FAILED, _SUBMITTED = (
-    int(S.COMPLETED),
+_FAILED, _SUBMITTED = (
     int(S.FAILED),
     int(S.SUBMITTED),
 )  # indexing with a member of an enumeration costs twice as much
@@ -202,6 +201,7 @@ class CpuStream(StreamHandle):
         "callback_error",
         "capture",
         "closed",
+        "completed_at",
         "inline_lock",
         "inline_name",
         "inline_nodes",
@@ -233,6 +233,7 @@ class CpuStream(StreamHandle):
         self.native = native
         self.number = number
         self.words = words_at(self.address, STREAM_BYTES)
+        self.completed_at = self.address + 8 * S.COMPLETED
         self.lock = threading.Lock()  # protects slots, pending, spans, arena, capture and thread
         self.inline_lock = threading.Lock()  # held by the thread that uses inline_slot
         self.pending: deque[_Pending] = deque()
@@ -263,7 +264,7 @@ class CpuStream(StreamHandle):
         """Nothing can reach the stream any more: no handle, no ticket, no event, no wait of another stream, and not its
         thread, which has ended. Its memory is for the next one."""
         with contextlib.suppress(AttributeError, TypeError):  # not made to the end, or the modules are gone
-            if self.closed and self.words[_COMPLETED] >= self.words[_SUBMITTED]:
+            if self.closed and self.completed() >= self.words[_SUBMITTED]:
                 self.arenas.structures.append(self.address)
                 self.arenas.slabs.extend(self.slabs)
                 if self.print_address:
@@ -290,7 +291,7 @@ class CpuStream(StreamHandle):
     def _prune(self) -> None:
         """Let go of what is over. Its slot is free once the operation behind it is over, too: until then the
         runner may still look at its `next`."""
-        completed = self.words[_COMPLETED]
+        completed = self.completed()
         if self.words[_FAILED]:
             self.note_fault()
         pending = self.pending
@@ -315,7 +316,7 @@ class CpuStream(StreamHandle):
             self.arena = new
         # A launch on the thread of its caller took its frames when its number was not known yet.
         if self.retired and not self.inline_lock.locked():
-            completed = self.words[S.COMPLETED]
+            completed = self.completed()
             for last, arena in [r for r in self.retired if r[0] <= completed]:
                 self.retired.remove((last, arena))
                 self.arenas.give(arena)
@@ -486,9 +487,13 @@ class CpuStream(StreamHandle):
 
     # ------------------------------------------------------------------------------------------------- status
 
+    def completed(self) -> int:
+        """Number of the last operation that is over; what it wrote, and whether it failed, is seen from here on."""
+        return self.native.acquired(self.completed_at)
+
     def query(self, ticket: Ticket) -> Status:
         sequence = ticket.sequence
-        if sequence > self.words[_COMPLETED]:
+        if sequence > self.completed():
             return Status.PENDING
         if not self.spans and not self.words[_FAILED]:
             return Status.DONE
@@ -499,7 +504,7 @@ class CpuStream(StreamHandle):
         return Status.FAULTED if span.first == sequence else Status.SKIPPED
 
     def fault(self, sequence: int, name: str) -> FaultRecord | None:
-        if sequence > self.words[S.COMPLETED]:
+        if sequence > self.completed():
             return None
         with self.lock:
             span = self._span(sequence)
@@ -522,9 +527,9 @@ class CpuStream(StreamHandle):
 
     def note_fault(self) -> FaultRecord | None:
         """The fault that the stream is failed by now, remembered; called with `lock` held."""
-        failed = self.words[S.FAILED]
-        if not failed:
+        if not self.words[_FAILED]:
             return None
+        failed = self.native.acquired(self.address + 8 * S.FAILED)
         if self.spans and self.spans[-1].first == failed:
             return self.spans[-1].record
         record = self._record(failed)

@@ -19,6 +19,7 @@ whose page is then registered.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import threading
@@ -85,11 +86,11 @@ from peertile.runtime.drivers.cuda_ops import (
 )
 from peertile.runtime.drivers.cuda_pages import CudaPages
 from peertile.runtime.drivers.cuda_peers import HostPages, SharedModules
-from peertile.runtime.drivers.cuda_probe import capabilities_of
+from peertile.runtime.drivers.cuda_probe import capabilities_of, identity_of
 from peertile.runtime.drivers.cuda_ptx import NAMES, PTX
 from peertile.runtime.drivers.cuda_pump import Pump
 from peertile.runtime.drivers.cuda_segments import CudaSegment, Segments
-from peertile.runtime.drivers.cuda_stream import LOOK_MASK, CudaStream, Op
+from peertile.runtime.drivers.cuda_stream import LOOK_MASK, CudaStream, Op, Params
 from peertile.runtime.drivers.forked import ForkGuard
 from peertile.runtime.linking import Links
 
@@ -100,6 +101,8 @@ _SPIN_NS: Final = 100_000
 _LONG_SPIN_NS: Final = 2_000_000
 _SPIN_PIECE_NS: Final = 20_000
 _HEALTH_NS: Final = 2_000_000
+_CLOCK_NS: Final = 100_000_000
+"""A look at the device's clock takes 10 us where the device has room for one more thread."""
 
 
 def _refuse(stream: Any, prepared: Any, args: bytes) -> int:
@@ -210,7 +213,7 @@ class CudaDevice(DriverDevice):
 
     @property
     def identity(self) -> str:
-        return f"cuda:{self.api.device_uuid(self.handle).hex()}"
+        return identity_of(self.api, self.handle)
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -484,6 +487,24 @@ class CudaDevice(DriverDevice):
             records.append(record)
         with _Using(self) as api:
             return round(api.elapsed_ms(records[0].cu, records[1].cu) * 1e6)
+
+    def read_clock(self) -> tuple[int, int, int] | None:
+        with _Using(self) as api, self.side.lock:
+            address = self.pinned.take(8)
+            word = ctypes.c_uint64.from_address(address)
+            word.value = 0
+            params = Params()
+            before = time.monotonic_ns()
+            api.launch(self.kernels["peertile_clock"], 1, 1, 0, self.side.cu, params.pack(address), False)
+            end = before + _CLOCK_NS
+            while not word.value and time.monotonic_ns() < end:
+                pass  # its time is what is asked for
+            after = time.monotonic_ns()
+            device = word.value
+            if not device:  # programs that wait, perhaps for this rank, have all of it: the word is still to come
+                return None
+            self.pinned.give(address)
+        return before, device, after
 
     # --------------------------------------------------------------------------------------------- completion
 

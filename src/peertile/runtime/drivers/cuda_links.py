@@ -359,12 +359,16 @@ class _Writer(ObjectWriter):
         with f.if_(self.same(f, self.get(f, f["spec"], self.specialization, "may_change"), False)):
             f.ret(1)
         captures = self.get(f, f["spec"], self.specialization, "captures")
-        names, cells = (f.call("PyTuple_GetItem", captures, k) for k in range(2))
+        names, cells, helpers = (f.call("PyTuple_GetItem", captures, k) for k in range(3))
         self.unless(f, f.call("PyTuple_Size", cells).eq(0))
         with f.range(f.call("PyTuple_Size", names)) as k:
             name = f.call("PyTuple_GetItem", names, k)
             namespace, key, value = (f.call("PyTuple_GetItem", name, j) for j in range(3))
             self.unless(f, f.call("PyDict_GetItem", namespace, key).to("i64").eq(value.to("i64")))
+        with f.range(f.call("PyTuple_Size", helpers)) as k:
+            helper = f.call("PyTuple_GetItem", helpers, k)
+            function, code = (f.call("PyTuple_GetItem", helper, j) for j in range(2))
+            self.unless(f, f.call("PyFunction_GetCode", function).to("i64").eq(code.to("i64")))
         f.ret(1)
 
     def resubmit(self) -> None:

@@ -267,7 +267,7 @@ class WaitWord(Op):
     that a launch of all multiprocessors may be waiting for.
     """
 
-    __slots__ = ("abort", "address", "by_kernel", "cmp", "signed", "timeout_ns", "value", "width")
+    __slots__ = ("abort", "address", "by_kernel", "cmp", "signed", "timeout_ns", "value", "waits_in_stream", "width")
 
     may_block = True
     touches_host = True
@@ -279,12 +279,13 @@ class WaitWord(Op):
         super().__init__(name)
         self.address, self.width, self.cmp, self.signed = address, width, cmp, signed
         self.by_kernel = by_kernel
+        self.waits_in_stream = not by_kernel and cmp in (Cmp.EQ, Cmp.AT_LEAST)
         self.value = value
         self.timeout_ns = min(timeout_ns, MAX_NS)
         self.abort = abort
 
     def issue(self, target: Target) -> Any:
-        if not target.in_graph and not self.by_kernel and self.cmp in (Cmp.EQ, Cmp.AT_LEAST):
+        if not target.in_graph and self.waits_in_stream:
             value, equal = low_bits(self.value, self.width), self.cmp is Cmp.EQ
             assert isinstance(target, CudaStream)
             # Known before it is enqueued: what takes the whole context lets it end first (cuda_waits).

@@ -8,7 +8,7 @@ from peertile.errors import UnsupportedError
 from peertile.runtime.driver import Capabilities, ShareKind
 from peertile.runtime.drivers.cuda_api import CudaApi, CudaError
 
-__all__ = ["MIN_CAPABILITY", "MIN_DRIVER", "capabilities_of", "fabric_refusal"]
+__all__ = ["MIN_CAPABILITY", "MIN_DRIVER", "capabilities_of", "fabric_refusal", "identity_of"]
 
 MIN_DRIVER: Final = 12040
 MIN_CAPABILITY: Final = (8, 0)
@@ -21,7 +21,8 @@ def capabilities_of(api: CudaApi, device: Any) -> Capabilities:
     multiprocessors = api.attribute(device, "MULTIPROCESSOR_COUNT")
     count = api.device_count()
     peers = [p for p in (api.device(k) for k in range(count)) if int(p) != int(device)]
-    peers = [p for p in peers if api.can_access_peer(device, p)]
+    unreachable = frozenset(identity_of(api, p) for p in peers if not api.can_access_peer(device, p))
+    peers = [p for p in peers if identity_of(api, p) not in unreachable]
     return Capabilities(
         name=name,
         memory_bytes=api.total_memory(device),
@@ -34,7 +35,13 @@ def capabilities_of(api: CudaApi, device: Any) -> Capabilities:
         shares=_shares(api, device),
         # The device may be able to; this driver never makes a multicast object.
         multicast=False,
+        unreachable=unreachable,
     )
+
+
+def identity_of(api: CudaApi, device: Any) -> str:
+    """The same text for the same hardware, in every process."""
+    return f"cuda:{api.device_uuid(device).hex()}"
 
 
 def _check_versions(api: CudaApi, device: Any, name: str) -> None:

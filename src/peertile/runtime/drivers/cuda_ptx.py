@@ -1,7 +1,8 @@
 """Small kernels of the cuda driver itself, as PTX that every supported GPU's driver compiles when a device is opened.
 
 Every parameter is 8 bytes wide, as in compiled kernels. They do what the driver's own calls cannot: a bounded wait
-with any comparison, a store and a wait inside a graph, a fill with an 8-byte pattern, a compare-and-swap.
+with any comparison, a store and a wait inside a graph, a fill with an 8-byte pattern, a compare-and-swap, a look at
+the clock.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 __all__ = ["FILL_THREADS", "NAMES", "PTX"]
 
-NAMES: Final = ("peertile_wait", "peertile_write", "peertile_swap", "peertile_fill64")
+NAMES: Final = ("peertile_wait", "peertile_write", "peertile_swap", "peertile_fill64", "peertile_clock")
 FILL_THREADS: Final = 256
 
 _WAIT: Final = """
@@ -105,6 +106,18 @@ DONE:
 }
 """
 
+_CLOCK: Final = """
+// (address): the clock that kernels see, in ns
+.visible .entry peertile_clock(.param .u64 a_address)
+{
+    .reg .b64 address, now;
+    ld.param.u64 address, [a_address];
+    mov.u64 now, %globaltimer;
+    st.release.sys.global.b64 [address], now;
+    ret;
+}
+"""
+
 _WRITE: Final = """
 // (address, value, bits)
 .visible .entry peertile_write(.param .u64 a_address, .param .u64 a_value, .param .u64 a_bits)
@@ -177,4 +190,4 @@ END:
 }
 """
 
-PTX: Final = ".version 7.0\n.target sm_70\n.address_size 64\n" + _WAIT + _WRITE + _SWAP + _FILL
+PTX: Final = ".version 7.0\n.target sm_70\n.address_size 64\n" + _WAIT + _CLOCK + _WRITE + _SWAP + _FILL

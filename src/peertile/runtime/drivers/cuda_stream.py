@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from peertile.backends.cpu.target import host_arch
 from peertile.errors import DeviceFault, PeertileError, UsageError
 from peertile.runtime.driver import (
     PRINT_HEADER_BYTES,
@@ -55,6 +56,7 @@ from peertile.runtime.drivers.cuda_launches import (
 from peertile.runtime.drivers.cuda_memory import words_at
 from peertile.runtime.drivers.cuda_native import CLOSELY, FAILED, LONG_WAY, TELLING, Lane
 from peertile.runtime.drivers.cuda_native_feeding import Feeding
+from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 
 if TYPE_CHECKING:
     from peertile.runtime.drivers.cuda import CudaDevice
@@ -67,6 +69,7 @@ MARK_EVERY: Final = 32
 MAX_PARAMS: Final = 4096
 _ISSUED, _MARKED, _USED, _POSTED = int(Lane.ISSUED), int(Lane.MARKED), int(Lane.USED), int(Lane.POSTED)
 _TELLING, _TOLD_DONE = int(Lane.TELLING), int(Lane.TOLD_DONE)
+_IN_ORDER = host_arch() == "x86_64"
 LOOK_MASK: Final = MARK_EVERY - 1
 """Launches take note of what has run when their number has none of these bits: as often as markers come."""
 HIDDEN: Final = struct.Struct("<10Q")
@@ -158,6 +161,7 @@ class Op(ABC):
     launches = False  # a kernel launch, which needs no marker of its own
     calls_host = False  # may run a function of the host
     always_runs = False  # also on a failed stream
+    waits_in_stream = False  # a wait of the stream itself, which the pump ends at its bound
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -489,7 +493,7 @@ class CudaStream(StreamHandle, Target):
         """Whether it can be enqueued now, and its caller is surely not blocked."""
         if self.issued - self.word[0] >= DEPTH or (op.calls_host and self.calls >= HOST_DEPTH):
             return False
-        return op.ready()
+        return op.ready() and (not op.waits_in_stream or STREAM_WAITS.may_begin(self.device.context_number))
 
     def _issue(self, sequence: int, op: Op, awaited: bool = False) -> None:
         lane = self.lane
@@ -662,7 +666,9 @@ class CudaStream(StreamHandle, Target):
     def look(self) -> None:
         """Take note of what has run."""
         lane = self.lane
-        seen = self.word[0] if lane[_TELLING] == lane[_TOLD_DONE] else self.device.native.seen(self.lane_address)
+        # Python's own load is not ordered before those of the faults, but by processors that keep loads in order.
+        plain = lane[_TELLING] == lane[_TOLD_DONE] and _IN_ORDER
+        seen = self.word[0] if plain else self.device.native.seen(self.lane_address)
         if seen > self.settled:
             self.settle(seen)
 

@@ -42,6 +42,7 @@ class ObjectWriter:
             ("PyFrame_GetLasti", "i32", "ptr"), ("PyErr_Occurred", "ptr", ""), ("PyObject_Size", "i64", "ptr"),
             ("PySet_Add", "i32", "ptr ptr"), ("PyObject_Vectorcall", "ptr", "ptr ptr i64 ptr"),
             ("PyDict_GetItemWithError", "ptr", "ptr ptr"), ("PyErr_ExceptionMatches", "i32", "ptr"),
+            ("PyFunction_GetCode", "ptr", "ptr"),
         ):  # fmt: skip
             self.m.declare(name, result, *params.split())
 

@@ -59,6 +59,7 @@ from peertile.sim.machine import Machine
 from peertile.sim.memory import Object
 from peertile.sim.report import freed_in_use
 from peertile.sim.streams import ANYTHING, Operation, Reach
+from peertile.sim.trace import Work
 from peertile.sim.verdicts import Waiter
 from peertile.sim.words import Rule
 
@@ -407,11 +408,11 @@ class SimDevice(DriverDevice):
 
     def _action(
         self, stream: StreamHandle, name: str, function: Callable[[SimStream, Operation], FaultRecord | None],
-        *addresses: int,
+        *addresses: int, work: Work = Work.OTHER,
     ) -> Ticket:  # fmt: skip
         found = [self.machine.memory.find(address) for address in addresses]
         reach: Reach = tuple(place[0].base for place in found if place is not None) if addresses else ANYTHING
-        return as_own(stream, SimStream, "stream").put(Make(name, lambda: Action(name, function, reach)))
+        return as_own(stream, SimStream, "stream").put(Make(name, lambda: Action(name, function, reach, work)))
 
     def copy(
         self, stream: StreamHandle, dst: int, src: int, nbytes: int, *, name: str = "copy", on_caller: bool = False
@@ -421,7 +422,11 @@ class SimDevice(DriverDevice):
             raise ArgumentError(f"nbytes: expected an integer >= 0, got {nbytes}")
         machine = self.machine
         told = self._told(name)
-        return self._action(stream, name, lambda s, _: engine.copy(machine, s, told, dst, src, nbytes), dst, src)
+
+        def copy(s: SimStream, _: Operation) -> None:
+            engine.copy(machine, s, told, dst, src, nbytes)
+
+        return self._action(stream, name, copy, dst, src, work=Work.COPY)
 
     def fill(
         self,
@@ -439,7 +444,11 @@ class SimDevice(DriverDevice):
         one = (pattern & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         machine = self.machine
         told = self._told(name)
-        return self._action(stream, name, lambda s, _: engine.fill(machine, s, told, dst, one, count), dst)
+
+        def fill(s: SimStream, _: Operation) -> None:
+            engine.fill(machine, s, told, dst, one, count)
+
+        return self._action(stream, name, fill, dst, work=Work.FILL)
 
     def write_value(
         self, stream: StreamHandle, address: int, value: int, width: int, *, name: str = "write_value"
@@ -448,9 +457,11 @@ class SimDevice(DriverDevice):
         _check_word(address, width)
         machine = self.machine
         told = self._told(name)
-        return self._action(
-            stream, name, lambda s, _: engine.write_value(machine, s, told, address, value, width), address
-        )
+
+        def write(s: SimStream, _: Operation) -> None:
+            engine.write_value(machine, s, told, address, value, width)
+
+        return self._action(stream, name, write, address, work=Work.WRITE)
 
     def wait_value(
         self,
@@ -490,7 +501,7 @@ class SimDevice(DriverDevice):
                 self._in_callback = False
             return None
 
-        return self._action(stream, name, call)
+        return self._action(stream, name, call, work=Work.HOST)
 
     # ------------------------------------------------------------------------------------------------ modules
 

@@ -37,6 +37,7 @@ from peertile.sim.memory import FIRST_ADDRESS, Symmetric, View, scalar
 from peertile.sim.program import Program, ProgramFault
 from peertile.sim.sites import Site, Verb
 from peertile.sim.streams import ANYTHING, Operation, Reach, Stream
+from peertile.sim.trace import Deed, Work
 from peertile.sim.verdicts import LaunchContract, StaleArgument, Waiter
 from peertile.sim.words import Word
 
@@ -199,11 +200,13 @@ class Action(Operation):
     __slots__ = ("function",)
 
     def __init__(
-        self, name: str, function: Callable[[SimStream, Operation], FaultRecord | None], reach: Reach = ANYTHING
-    ) -> None:
+        self, name: str, function: Callable[[SimStream, Operation], FaultRecord | None], reach: Reach = ANYTHING,
+        work: Work = Work.OTHER,
+    ) -> None:  # fmt: skip
         super().__init__(name)
         self.function = function
         self.reach = reach
+        self.work = work
 
     def start(self, stream: Stream) -> bool:
         assert isinstance(stream, SimStream)
@@ -235,6 +238,7 @@ class WaitValue(Operation):
     ) -> None:  # fmt: skip
         super().__init__(name)
         self.reach = (machine.memory.at(address)[0].base,)
+        self.work = Work.WAIT
         self.machine = machine
         self.address = address
         self.value = value
@@ -261,6 +265,9 @@ class WaitValue(Operation):
         if engine.holds(word, self.cmp, self.value, self.width, self.signed):
             engine.strong(machine, stream, self.site, word, False)
             word.pass_wait(self.cmp, value, stream, self.site, machine.rule)
+            if machine.trace is not None:
+                what = f"waited for {word.spelled()} {self.cmp.value} {self.value}"
+                machine.trace.add(stream, what, None, word.writes[-1].event, Deed.WAITED)
             self._over()
             return True
         if self.state is not None:
@@ -318,6 +325,7 @@ class WaitEvent(Operation):
     def __init__(self, name: str, source: SimStream, target: Operation) -> None:
         super().__init__(name)
         self.reach = ()
+        self.work = Work.EVENT
         self.source = source
         self.target = target
 
@@ -481,6 +489,7 @@ class SimGraphLaunch(Operation):
 
     def __init__(self, name: str, nodes: Sequence[Make]) -> None:
         super().__init__(name)
+        self.work = Work.GRAPH
         self.nodes = nodes
         self.at = 0
         self.node: Operation | None = None
