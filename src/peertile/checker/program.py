@@ -13,10 +13,10 @@ import re
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
 from peertile.checker.isolation import RankView, Worlds
@@ -90,6 +90,15 @@ is compiled once. Nothing of a run is in them, and their key is what a kernel me
 has a constant that cannot be written down is not among them: another one may look the same in another run."""
 
 
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """Those among constants: their names say nothing of what they do, and may be another's later."""
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _functions(item)
+
+
 class SimCompiler:
     """Compiles kernels for the machine, each once however often ranks and schedules ask. `change` makes mutants, which
     no other case sees."""
@@ -103,11 +112,11 @@ class SimCompiler:
         self, fn: Any, name: str, unsafe: bool, types: dict[str, Any], consts: dict[str, Any], grid_rank: int = 1,
         groups: dict[str, int] | None = None,
     ) -> Any:  # fmt: skip
-        parts = fingerprint(fn)
+        parts = [fingerprint(each) for each in (fn, *_functions(tuple(consts.values())))]
         asked = fn, name, unsafe, types, consts, grid_rank, groups, self._change
-        if parts is None:
+        if None in parts:
             return self._noted(compile_function(*asked))
-        key = (name, unsafe, tuple(types.items()), repr(sorted(consts.items())), grid_rank, repr(groups), parts)
+        key = (name, unsafe, tuple(types.items()), repr(sorted(consts.items())), grid_rank, repr(groups), *parts)
         found = self._made.get(key)
         if found is not None:
             return found
