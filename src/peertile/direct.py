@@ -33,7 +33,7 @@ from peertile.dtypes import DType
 from peertile.ir.types import Type
 
 __all__ = [
-    "CudaCompiler", "MarkingCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch", "marking",
+    "CpuCompiler", "CudaCompiler", "RehearsalCompiler", "compile_function", "fingerprint", "for_arch", "marking",
     "without_bulk", "written",
 ]  # fmt: skip
 
@@ -65,42 +65,15 @@ def _compiler() -> _Compiler:
     return compiler  # type: ignore[no-any-return]
 
 
-def compile_function(
-    fn: FunctionType,
-    name: str,
-    unsafe: bool,
-    types: dict[str, Type],
-    consts: dict[str, Any],
-    grid_rank: int = 1,
-    groups: dict[str, int] | None = None,
-    marks: bool = False,
-) -> Compiled:
-    """The compiled form of `fn` for these types and constants: from the cache if it is there, else made and kept.
-    `marks`: for a timeline."""
-
-    def make() -> Compiled:
-        return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=marks)
-
-    def where() -> tuple[str, ...]:
-        return *_marked(marks), host_target().key, jit.llvmlite_version(), jit.PASSES, _identity("backends/cpu")
-
-    return _found_or_made(make, where, Binary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
-
-
 def _marked(marks: bool) -> tuple[str, ...]:
     """Of a key: kernels without marks are found as they always were."""
     return ("marks",) if marks else ()
 
 
-class MarkingCompiler:
-    """Compiles for this processor, with the marks of a timeline. All are equal: they are part of keys. No dataclass,
-    since making one takes a tenth of the time of a hit on the disk."""
+class CpuCompiler(NamedTuple):
+    """Compiles for this processor. `marks`: for a timeline."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MarkingCompiler)
-
-    def __hash__(self) -> int:
-        return hash(MarkingCompiler)
+    marks: bool = False
 
     def compile_function(
         self,
@@ -112,8 +85,19 @@ class MarkingCompiler:
         grid_rank: int = 1,
         groups: dict[str, int] | None = None,
     ) -> Compiled:
-        """As the function of this module."""
-        return compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=True)
+        """`fn` compiled for these types and constants: from the cache if it is there, else made and kept."""
+
+        def make() -> Compiled:
+            return _compiler().compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=self.marks)
+
+        def where() -> tuple[str, ...]:
+            host = host_target().key, jit.llvmlite_version(), jit.PASSES, _identity("backends/cpu")
+            return *_marked(self.marks), *host
+
+        return _found_or_made(make, where, Binary.from_bytes, fn, name, unsafe, types, consts, grid_rank, groups)
+
+
+compile_function = CpuCompiler().compile_function
 
 
 class CudaCompiler(NamedTuple):
@@ -133,7 +117,7 @@ class CudaCompiler(NamedTuple):
         grid_rank: int = 1,
         groups: dict[str, int] | None = None,
     ) -> Compiled:
-        """As the function of this module."""
+        """As of `CpuCompiler`."""
 
         def make() -> Compiled:
             return _compiler().compile_function(
@@ -161,9 +145,9 @@ class RehearsalCompiler(NamedTuple):
         grid_rank: int = 1,
         groups: dict[str, int] | None = None,
     ) -> Compiled:
-        """As the function of this module; the stages are those of the GPU."""
+        """As of `CpuCompiler`; the stages are those of the GPU."""
         made = self.gpu.compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
-        here = compile_function(fn, name, unsafe, types, consts, grid_rank, groups, marks=self.gpu.marks)
+        here = CpuCompiler(self.gpu.marks).compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
         assert isinstance(made.binary, CudaBinary)
         return made._replace(binary=rehearsed(here.binary, made.binary))
 
@@ -174,12 +158,12 @@ def for_arch(arch: str, *, descriptors: bool = True, marks: bool = False) -> Cud
     return compiler if config().rehearse is None else RehearsalCompiler(compiler)
 
 
-def marking(arch: str | None) -> MarkingCompiler | CudaCompiler | RehearsalCompiler:
+def marking(arch: str | None) -> CpuCompiler | CudaCompiler | RehearsalCompiler:
     """The compiler of a device while a timeline is recorded: for GPUs of `arch`, or for this processor."""
-    return MarkingCompiler() if arch is None else for_arch(arch, marks=True)
+    return CpuCompiler(marks=True) if arch is None else for_arch(arch, marks=True)
 
 
-def without_bulk(compiler: MarkingCompiler | CudaCompiler | RehearsalCompiler) -> CudaCompiler | RehearsalCompiler:
+def without_bulk(compiler: CpuCompiler | CudaCompiler | RehearsalCompiler) -> CudaCompiler | RehearsalCompiler:
     """The same compiler, which keeps bulk copies out of GPU code."""
     if isinstance(compiler, RehearsalCompiler):
         return RehearsalCompiler(compiler.gpu._replace(descriptors=False))
