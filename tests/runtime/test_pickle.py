@@ -37,13 +37,15 @@ def told(name):
     )
 
 
+HOW = pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+
+
 @pytest.mark.parametrize("how", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
 @pytest.mark.parametrize(
     ("make", "name"),
     [
         (lambda heap: pt.zeros((4,), pt.f32), "Storage"),
         (lambda heap: pt.zeros((4,), pt.f32).partition(4), "Storage"),
-        (lambda heap: ones(pt.zeros((4,), pt.f32).partition(4)), "Storage"),
         (lambda heap: pt.current_device(), "Device"),
         (lambda heap: pt.current_device().stream("a"), "Stream"),
         (lambda heap: heap.group, "Group"),
@@ -55,6 +57,26 @@ def test_what_belongs_to_this_process_is_refused(make, name, how):
     with pt.SymmetricHeap(pt.init(), 1 << 16) as heap, pytest.raises(UsageError) as caught:
         how(make(heap))
     assert str(caught.value) == told(name)
+
+
+@HOW
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda z: ones(z.partition(4)), "LaunchOp"),
+        (lambda z: pt.op.fill(z, 1).map(lambda _: 1), "Chain"),
+        (lambda z: pt.op.fill(z, 1).shared(), "SharedOp"),
+        (lambda z: pt.op.fill(z, 1).schedule(), "DeviceFuture"),
+    ],
+    ids=["launch", "chain", "shared", "future"],
+)
+def test_an_operation_is_refused_too_since_it_is_used_once(make, name, how):
+    z = pt.zeros((4,), pt.f32)
+    made = make(z)
+    with pytest.raises(UsageError) as caught:
+        how(made)
+    assert str(caught.value) == told(name)
+    assert z.numpy().tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("thing", [ones, main], ids=["kernel", "program"])

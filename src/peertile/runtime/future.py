@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from peertile.config import config
 from peertile.errors import PeertileError, UsageError
+from peertile.runtime.checks import not_pickled
 from peertile.runtime.context import ExecutionContext, execution, outside_execution, refuse_recorded
 from peertile.runtime.reactor import watch
 
@@ -54,6 +55,7 @@ class DeviceFuture(Generic[T]):
     """
 
     __slots__ = ("__weakref__", "_context", "_error", "_op", "_policy", "_result", "_stream")
+    __reduce_ex__ = not_pickled
 
     def __init__(self, op: DeviceOp[T], policy: SchedulingPolicy | None, stream: Stream | None) -> None:
         self._op: DeviceOp[T] | None = op

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, overload
 
 from peertile.errors import ArgumentError, PeertileError, UsageError
+from peertile.runtime.checks import not_pickled
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution, refuse_recorded
 from peertile.runtime.driver import FaultKind
 from peertile.runtime.future import DeviceFuture, is_brief, spent_error, submitted
@@ -74,6 +75,7 @@ class DeviceOp(Generic[T]):
     """
 
     __slots__ = ("__weakref__", "_site", "_spent")
+    __reduce_ex__ = not_pickled
 
     def __init__(self) -> None:
         self._spent = False
