@@ -74,8 +74,8 @@ def test_a_wait_of_a_stream_does_not_keep_a_full_grid_from_running(device, kerne
     barrier = device.load_module(kernels.barrier)
     n = device.max_resident(barrier)
     first, second = words(device, b, [0] * n), words(device, b, [0] * n)
-    # Alone first: what other devices of this process left running has no room of the GPU any more.
-    assert device.launch_sync(b, barrier, (n, 1, 1), args(first), options("alone")) is None
+    # Alone first, twice if need be: what other devices of this process left running has a bound, of 30 s at most.
+    assert any(device.launch_sync(b, barrier, (n, 1, 1), args(first), options("alone")) is None for _ in range(2))
     with holding(device, a) as held:
         # Its bound is long for a GPU that processes share by slices of time, and ends before that of the wait does.
         assert device.launch_sync(b, barrier, (n, 1, 1), args(second), options("full")) is None
