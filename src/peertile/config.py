@@ -174,7 +174,7 @@ def read_config(env: Mapping[str, str]) -> Config:
 
 
 @cache
-def warn_of_cache(folder: Path, error: str) -> None:
+def warn_of_cache(folder: str | Path, error: str) -> None:
     """Says once, on the logger "peertile", that nothing can be kept in `folder`. No failure: it costs time alone."""
     import logging  # takes 5 ms, which `import peertile` does not pay
 

@@ -26,7 +26,6 @@ from peertile.backends.cache import default_cache, key_of
 from peertile.backends.cpu import jit
 from peertile.backends.cpu.target import host_target
 from peertile.backends.cuda.binary import CudaBinary
-from peertile.backends.rehearsed import rehearsed
 from peertile.captures import attribute, chains
 from peertile.config import config
 from peertile.dtypes import DType
@@ -149,7 +148,8 @@ class RehearsalCompiler(NamedTuple):
         made = self.gpu.compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
         here = CpuCompiler(self.gpu.marks).compile_function(fn, name, unsafe, types, consts, grid_rank, groups)
         assert isinstance(made.binary, CudaBinary)
-        return made._replace(binary=rehearsed(here.binary, made.binary))
+        pairs: Any = importlib.import_module("peertile.backends.rehearsed")  # takes 1 ms, which only a rehearsal pays
+        return made._replace(binary=pairs.rehearsed(here.binary, made.binary))
 
 
 def for_arch(arch: str, *, descriptors: bool = True, marks: bool = False) -> CudaCompiler | RehearsalCompiler:

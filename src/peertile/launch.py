@@ -190,16 +190,20 @@ class LaunchOp(DeviceOp[tuple[Any, ...]]):
         return 0 if spec.most_ns < _TRY_NS else _UNKNOWN_NS
 
     def __await__(self) -> Generator[Any, Any, tuple[Any, ...]]:
-        # As any operation does, without its calls, where it is known to be brief: see `is_brief`, `_expected_ns`.
-        ready, settings = self._ready, config()
+        # As any operation does, without its calls, where it is known to be brief: see `is_brief`.
+        ready = self._ready
         if ready is not None and self._bound is None and not self._spent and execution.inside is None:
-            ns = ready.spec.ns_per_program
-            if ns is not None and settings.host_sync is None and not ready.spec.binary.waits:
-                expected = _ns_beyond_brief(ns, ready.prepared.grid, self.uses[0].storage.device)
-                if settings.spin_budget_us > 0 and expected <= settings.spin_budget_us * 1000:
-                    self._spent = True
-                    return self._awaited()
-        return super().__await__()
+            ns = ready.prepared.expected_ns
+            if ns is None:
+                ns = self._expected_ns()
+                if ready.spec.timed >= _TIMED_LAUNCHES:  # what is measured later changes little
+                    ready.prepared.expected_ns = ns
+            settings = config()
+            budget_us = settings.spin_budget_us
+            if ns <= budget_us * 1000 and budget_us > 0 and settings.host_sync is None:
+                self._spent = True
+                return self._run_to_end(self.uses[0].storage.device.policy.stream_for(self))
+        return (yield from super().__await__())
 
     def _took(self, ns: int) -> None:
         spec = self.kernel.known(self.bound) if self._ready is None else self._ready.spec

@@ -15,6 +15,7 @@ import trio
 
 import peertile as pt
 import peertile.language as T
+from peertile import config as settings
 from peertile.errors import DeviceFault, KernelAssert, OutOfBounds, UsageError, WaitTimeout
 from peertile.runtime import reactor as reactors
 
@@ -194,6 +195,28 @@ def test_an_await_weighs_a_kernel_without_what_any_launch_takes(monkeypatch):
     monkeypatch.setattr(op.device, "brief_ns", 300_000)  # nothing briefer was seen
     assert op._expected_ns() == 280_000
     op.sync()
+
+
+@pytest.mark.native_only
+def test_how_long_a_kernel_takes_is_weighed_once(monkeypatch, run):
+    """Over a grid, and once enough launches were timed: then nothing but the budget decides."""
+    x, z = pt.ones(12, pt.f32), pt.zeros(12, pt.f32)  # a grid that no other test has
+    for _ in range(8):
+        add(z.partition(4), x, x).sync()
+    spec = add(z.partition(4), x, x).compiled()
+    monkeypatch.setattr("peertile.runtime.op.DeviceFuture", None)
+    monkeypatch.setattr(spec, "ns_per_program", 1.0)
+
+    async def awaited():
+        await add(z.partition(4), x, x)
+
+    run(awaited)
+    monkeypatch.setattr(spec, "ns_per_program", 1e9)
+    run(awaited)
+    monkeypatch.setattr(settings, "_current", settings.config()._replace(spin_budget_us=0))
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        run(awaited)
+    assert values(z) == [2] * 12
 
 
 def test_an_error_at_submission_is_what_the_await_raises(run):

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from peertile.config import config, warn_of_cache
 
@@ -43,8 +40,7 @@ _OTHERS_S: Final = 120.0
 that dies lets go at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
+class CacheStats(NamedTuple):
     """What happened so far in this process. Every request is a hit (disk), a join or a miss; `corrupt` ones are
     misses too. `joins` waited for another thread that was making the same entry; what another process made is a hit."""
 
@@ -79,8 +75,8 @@ class _Flight:
 class DiskCache:
     """Entries in `folder`, at most `max_bytes` of them; with `max_bytes` 0 nothing is read or written."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
+        self.folder = os.fspath(folder)
         self.max_bytes = max_bytes
         self._lock = threading.Lock()  # protects `_flights` and `_stats`; held for a look-up, never over I/O
         self._flights: dict[str, _Flight] = {}
@@ -100,7 +96,7 @@ class DiskCache:
             if flight is None:
                 flight = self._flights[key] = _Flight()
             else:
-                self._stats = replace(self._stats, joins=self._stats.joins + 1)
+                self._stats = self._stats._replace(joins=self._stats.joins + 1)
         if not mine:
             flight.done.wait()
             if flight.error is not None:
@@ -126,7 +122,7 @@ class DiskCache:
             )
 
     def _find_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
-        path = self.folder / (key + SUFFIX)
+        path = os.path.join(self.folder, key + SUFFIX)
         if not self.max_bytes:
             self._count(misses=1)
             return make()
@@ -146,40 +142,41 @@ class DiskCache:
     def _alone(self, key: str) -> Iterator[None]:
         """While other processes wait that want the same entry. Best effort: where files cannot be locked, each makes
         its own. Keys lock files of their own, so who makes one entry can ask for another."""
-        path = self.folder / f"{_LOCK}{key}"
+        path = os.path.join(self.folder, f"{_LOCK}{key}")
         fd = _locked(path)
         try:
             yield
         finally:
             if fd is not None and fcntl is not None:
                 # Unlinked while locked: who waits with the old file finds the entry, who comes later finds it first.
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                _unlink(path)
                 # Said, not left to closing: a child that was forked meanwhile has the file open, too.
                 with suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
-    def _read(self, path: Path) -> bytes | None:
+    def _read(self, path: str) -> bytes | None:
         try:
-            data = path.read_bytes()
+            with open(path, "rb", buffering=0) as file:
+                data = file.readall()
         except OSError:
             return None
         content = data[_DIGEST:]
         if len(data) < _DIGEST or hashlib.sha256(content).digest() != data[:_DIGEST]:
             self._count(corrupt=1)
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+            _unlink(path)
             return None
         with suppress(OSError):  # a folder that may only be read still serves
             os.utime(path)  # the time of last use, which eviction goes by
         return content
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, path: str, content: bytes) -> None:
         if len(content) + _DIGEST > self.max_bytes - self.max_bytes // _SLACK:
             return
+        import tempfile  # takes 3 ms, which a hit does not pay
+
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self.folder, exist_ok=True)
             fd, temporary = tempfile.mkstemp(prefix=_MAKING, dir=self.folder)
         except OSError as error:
             warn_of_cache(self.folder, error.strerror)
@@ -190,7 +187,7 @@ class DiskCache:
                 file.write(digest + content)
             os.replace(temporary, path)
         except OSError:
-            Path(temporary).unlink(missing_ok=True)
+            _unlink(temporary)
             return
         if self._is_due(len(content) + _DIGEST, digest[0] / 256):
             self._evict(path)
@@ -206,11 +203,11 @@ class DiskCache:
             self._unseen = 0
         return True
 
-    def _evict(self, keep: Path) -> None:
+    def _evict(self, keep: str) -> None:
         """Delete entries, used longest ago first, until the bound is kept up to the next look; the one just written
         stays."""
         limit = self.max_bytes - self.max_bytes // _SLACK
-        entries: list[tuple[float, int, Path]] = []
+        entries: list[tuple[float, int, str]] = []
         now = time.time()
         try:
             with os.scandir(self.folder) as listing:
@@ -220,9 +217,9 @@ class DiskCache:
                     except OSError:
                         continue  # another process deleted it meanwhile
                     if entry.name.endswith(SUFFIX):
-                        entries.append((status.st_mtime, status.st_size, Path(entry.path)))
+                        entries.append((status.st_mtime, status.st_size, entry.path))
                     elif entry.name.startswith((_MAKING, _LOCK)) and now - status.st_mtime > _ABANDONED_S:
-                        Path(entry.path).unlink(missing_ok=True)
+                        _unlink(entry.path)
         except OSError:
             return
         total = sum(size for _, size, _ in entries)
@@ -230,17 +227,22 @@ class DiskCache:
             if total <= limit:
                 return
             if path != keep:
-                path.unlink(missing_ok=True)
+                _unlink(path)
                 total -= size
                 self._count(evicted=1)
 
 
-def _locked(path: Path) -> int | None:
+def _unlink(path: str) -> None:
+    with suppress(OSError):  # another process may have done it
+        os.unlink(path)
+
+
+def _locked(path: str) -> int | None:
     """Descriptor of the file, locked; None if that cannot be had within the bound."""
     if fcntl is None:
         return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
@@ -272,5 +274,5 @@ def default_cache() -> DiskCache:
     global _default
     with _default_lock:
         if _default is None:
-            _default = DiskCache(config().cache_dir, config().cache_max_bytes)
+            _default = DiskCache(config().cache_folder, config().cache_max_bytes)
         return _default

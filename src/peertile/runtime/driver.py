@@ -317,12 +317,14 @@ class PreparedLaunch:
     A driver derives from it to keep what it has checked and looked up: that is its purpose.
     """
 
-    __slots__ = ("grid", "module", "options")
+    __slots__ = ("expected_ns", "grid", "module", "options")
 
     def __init__(self, module: ModuleHandle, grid: Grid, options: LaunchOptions) -> None:
         self.module = module
         self.grid = grid
         self.options = options
+        self.expected_ns: int | None = None
+        """For the caller: how long its kernel takes, once that is known."""
 
 
 class LoadableBinary(Protocol):

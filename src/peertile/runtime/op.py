@@ -166,7 +166,8 @@ class DeviceOp(Generic[T]):
 
     def sync(self) -> T:
         """Run on a stream of the device's scheduling policy and wait for the end."""
-        outside_execution(self.name)
+        if execution.inside is not None:
+            outside_execution(self.name)
         return self.sync_on(self._pick(None))
 
     def sync_on(self, stream: Stream) -> T:

@@ -25,6 +25,7 @@ from peertile.runtime.driver import (
     LoadableBinary,
     Status,
     StreamHandle,
+    Ticket,
 )
 
 __all__ = ["DriverSuite", "SuiteKernels", "holding", "raises", "read_words", "words"]
@@ -77,14 +78,14 @@ def read_words(device: DriverDevice, stream: StreamHandle, address: int, count: 
 
 
 @contextmanager
-def holding(device: DriverDevice, stream: StreamHandle) -> Iterator[None]:
-    """What is enqueued on the stream inside the block does not run before the block ends."""
+def holding(device: DriverDevice, stream: StreamHandle) -> Iterator[Ticket]:
+    """What is enqueued on the stream inside the block does not run before the block ends. Gives the wait."""
     other = device.create_stream()
     # A word of a segment, as signals are: on a GPU the wait then occupies no multiprocessor.
     segment, word = device.create_segment(64)
     held = device.wait_value(stream, word, 1, 64, Cmp.EQ, timeout_ns=30 * _SECOND, name="hold")
     try:
-        yield
+        yield held
     finally:
         device.wait(device.write_value(other, word, 1, 64))
         device.wait(held, 5)
