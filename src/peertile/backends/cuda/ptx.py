@@ -254,7 +254,8 @@ def begun() -> Function:
 
 def follow_waiting() -> Function:
     """f(fault): as `follow` for a kernel that waits, which lets the next launch begin only where bit 1 of the fault
-    record's address says that it may: one that is resident early takes places that others may be waiting for."""
+    record's address says that it may: one that is resident early takes places that others may be waiting for. Else it
+    does so behind its last wait (`last_wait.py`)."""
     body = _lines(
         ".reg .pred early;",
         ".reg .b64 bits;",
