@@ -3,15 +3,13 @@
 import re
 
 import pytest
-from tests.backends.cuda.test_collective_kernels import PUSHED, all_reduce, kernel_of, plans  # noqa: F401 - a fixture
+from tests.backends.cuda.test_collective_kernels import kernel_of
 from tests.backends.cuda.util import body_of
 
 import peertile as pt
 import peertile.language as T
-from peertile.backends.cuda.compile import compile_kernel
 from peertile.backends.cuda.emit import emit_kernel
 from peertile.backends.cuda.target import CudaOptions
-from peertile.library.selection import Algorithm
 
 ALWAYS = "_let_in(tl.full((), True, tl.int1))"
 
@@ -177,29 +175,6 @@ def test_nothing_is_let_in_where_the_next_launch_is_not_early_or_was_let_in_befo
     assert not places(lines_of(launched(prints)), "_let_in(")[0]  # the host takes what is printed in between
     assert not places(lines_of(launched(waits_once), "sm_80"), "_let_in(")[0]
     assert not places(lines_of(launched(waits_once), overlap=False), "_let_in(")[0]
-
-
-@pytest.mark.parametrize("name", PUSHED)
-def test_pushed_collectives_let_the_next_in_before_their_last_fold(plans, name):  # noqa: F811
-    make, kernel = PUSHED[name]
-    body = body_of(emit_kernel(kernel_of(make(plans))).source, kernel)
-    assert body.count("_let_in(") == 1
-    loop = body.index("while ")
-    assert (
-        loop < body.rindex("_wait_") < body.index("_let_in(") < body.rindex("tl.load(at") < body.rindex("tl.store(out")
-    )
-    assert re.search(r"_let_in\(.*_end.* <= _step", body)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("triton_needed")
-@pytest.mark.parametrize("algorithm", [Algorithm.FLAGGED, Algorithm.FILLED, Algorithm.PUSHED])
-def test_the_assembly_lets_in_behind_all_waits_and_waits_for_the_launch_in_front_before_it_stores(plans, algorithm):  # noqa: F811
-    ptx = compile_kernel(kernel_of(all_reduce(plans, algorithm, 4, 512, 1 << 14))).text["ptx"]
-    assert ptx.count("@last griddepcontrol.launch_dependents") == 1
-    at = ptx.index("@last griddepcontrol.launch_dependents")
-    assert max(ptx.rindex(word) for word in ("globaltimer", "ld.acquire.sys")) < at
-    assert ptx.index("griddepcontrol.wait") < re.search(r"\bst\.(global|relaxed|release)", ptx).start()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
