@@ -78,6 +78,16 @@ def prints(out: T.Exclusive, words: T.Peer) -> None:
 
 
 @pt.kernel
+def only_stores_behind(out: T.Exclusive, words: T.Peer, n: T.i64) -> None:
+    mine = out.load()
+    if n > 0:
+        T.wait_ge(words.local, n, (0,))
+        out.store(mine + 1)
+    else:
+        out.store(mine + 2)
+
+
+@pt.kernel
 def waits_for_nobody(out: T.Exclusive) -> None:
     out.store(out.load() + 1)
 
@@ -168,6 +178,10 @@ def test_a_loop_that_may_be_left_at_any_time_is_passed_as_a_whole(launched, kern
     assert lines[lets[0][0]].strip() == ALWAYS
     end = next(k for k in range(loop[0][0] + 1, len(lines)) if depth(lines[k]) <= loop[0][1])
     assert end <= lets[0][0] < stored[0][0]
+
+
+def test_a_program_that_only_stores_behind_its_last_wait_ends_before_the_next_launch_were_there(launched):
+    assert not places(lines_of(launched(only_stores_behind)), "_let_in(")[0]
 
 
 def test_nothing_is_let_in_where_the_next_launch_is_not_early_or_was_let_in_before(launched):
