@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Final
 
 from peertile.backends.cuda import memory, own
+from peertile.backends.cuda.last_wait import let_in
 from peertile.backends.cuda.spelling import REGISTER, UNSIGNED
 from peertile.backends.cuda.state import (
     LAUNCH_WORDS,
@@ -105,6 +106,7 @@ def emit_body(e: Emitter) -> None:
 
 def _block(e: Emitter, block: Block) -> None:
     depth, pending = 0, _NONE
+    let_in(e, block)
     for op in block.ops:
         if pending and _needs_guard(op, pending):
             e.w.line(f"if {_guard(e, pending)}:")
@@ -113,6 +115,7 @@ def _block(e: Emitter, block: Block) -> None:
         if block is e.kernel.body:
             own.prepare(e, op)
         e.op(op)
+        let_in(e, op)
         if not op.TERMINATOR:
             pending |= escapes(op)
     for _ in range(depth):
@@ -195,9 +198,10 @@ def _if(e: Emitter, op: ops.If) -> None:
         _block(e, op.blocks[0])
     after = e.access
     e.access = before
-    if len(op.blocks[1].ops) > 1 or op.blocks[1].ops[0].operands or not isinstance(op.blocks[1].ops[0], ops.Yield):
+    other = op.blocks[1]
+    if other in e.last_waits or len(other.ops) > 1 or other.ops[0].operands or not isinstance(other.ops[0], ops.Yield):
         with e.w.indented("else:"):
-            _block(e, op.blocks[1])
+            _block(e, other)
     e.access.join(after)
 
 
@@ -335,6 +339,7 @@ def _guarded_for(e: Emitter, op: ops.For) -> None:
     width = "tl.int64" if tile_of(op.operands[0]).dtype.bits == 64 else "tl.int32"
     name = _declare(e, op.blocks[0].args[0], "k")
     bounds = ", ".join(_bound(e, v, width) for v in op.operands[:3])
+    e.last_trips[op] = _is_last(e, op, name, width)
     with e.w.indented(f"for {name} in tl.range({bounds}):"), e.w.indented("if _alive:"):
         _bind_counter(e, op, name, width)
         _block(e, op.blocks[0])
@@ -388,6 +393,7 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
             )
         extra += ", warp_specialize=True"
     name = _declare(e, body.args[0], "k")
+    e.last_trips[op] = _is_last(e, op, name, wide)
     head = f"for {name} in tl.range({', '.join(bounds)}{extra}):"
     with e.w.indented(head):
         _bind_counter(e, op, name, wide)
@@ -414,6 +420,12 @@ def _bound(e: Emitter, v: Value, wide: str) -> str:
     return e.text(v) if REGISTER[t.name] == wide else f"{e.text(v)}.to({wide})"
 
 
+def _is_last(e: Emitter, op: ops.For, counter: str, wide: str) -> str:
+    """Whether no trip follows that of `counter`: what is left of the range cannot overflow."""
+    hi, step = (_bound(e, v, wide) for v in op.operands[1:3])
+    return f"({hi} - {counter} <= {step})"
+
+
 def _bind_counter(e: Emitter, op: ops.For, name: str, wide: str) -> None:
     counter = op.blocks[0].args[0]
     t = tile_of(counter).dtype
@@ -434,14 +446,15 @@ def _while_range(e: Emitter, op: ops.For, run: str, go: str | None) -> None:
     e.w.line(f"{run} = {counter} < {last}")
     e.set(body.args[0], counter)
     unsigned = UNSIGNED[t.bits]
+    # What is left of the range, as unsigned, cannot overflow; the counter itself could step past the end.
+    left, stride = f"{last} - {counter}", by
+    if t.is_signed:
+        left, stride = f"({left}).to({unsigned}, bitcast=True)", f"{by}.to({unsigned}, bitcast=True)"
+    e.last_trips[op] = f"({left} <= {stride})"
     with e.w.indented(f"while {run}:"):
         if go is not None:
             e.w.line(f"{go} = tl.full((), True, tl.int1)")
         _block(e, body)
-        # What is left of the range, as unsigned, cannot overflow; the counter itself could step past the end.
-        left, stride = f"{last} - {counter}", by
-        if t.is_signed:
-            left, stride = f"({left}).to({unsigned}, bitcast=True)", f"{by}.to({unsigned}, bitcast=True)"
         alive = " & _alive" if escapes(op) & ENDS else ""
         e.w.line(f"{run} = {run} & ({left} > {stride}){alive}")
         e.w.line(f"{counter} = {counter} + {by}")

@@ -24,6 +24,7 @@ from peertile.backends.cuda import (
     words,
 )
 from peertile.backends.cuda.control import emit_body
+from peertile.backends.cuda.last_wait import last_waits
 from peertile.backends.cuda.library import closure
 from peertile.backends.cuda.spelling import MEMORY, REGISTER, SIGNATURE, UNSIGNED, power_of_two_part
 from peertile.backends.cuda.state import Emitter, Narrow, Record, Root, Symmetric, View
@@ -112,6 +113,7 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
     if kernel.waits:
         if overlap:
             e.w.line(e.call_ptx(ptx.follow_waiting(), "_fault"))
+            e.last_waits |= last_waits(kernel)
         e.w.line(e.call_ptx(ptx.begun(), "_fault", "_program"))
         e.w.line("_fault = (_fault.to(tl.int64) & -4).to(tl.pointer_type(tl.int64))")
     checks = any(isinstance(op, ops.Check) for op in walk(kernel.body))

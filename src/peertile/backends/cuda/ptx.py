@@ -36,6 +36,7 @@ __all__ = [
     "follow",
     "follow_waiting",
     "judge",
+    "let_in",
     "load_elected",
     "load_table",
     "load_tile",
@@ -253,7 +254,8 @@ def begun() -> Function:
 
 def follow_waiting() -> Function:
     """f(fault): as `follow` for a kernel that waits, which lets the next launch begin only where bit 1 of the fault
-    record's address says that it may: one that is resident early takes places that others may be waiting for."""
+    record's address says that it may: one that is resident early takes places that others may be waiting for. Else it
+    does so behind its last wait (`last_wait.py`)."""
     body = _lines(
         ".reg .pred early;",
         ".reg .b64 bits;",
@@ -265,6 +267,21 @@ def follow_waiting() -> Function:
     )
     doc = "wait for the launch in front; let the next one begin where it may"
     return _asm("_follow_waiting", "fault", doc, body, "=r,l", "fault.to(tl.int64)", "tl.int32", "return r")
+
+
+def let_in() -> Function:
+    """f(last): the next launch may begin, as soon as all programs were here with `last`, or have ended. It waits itself
+    until this one has ended, so this orders nothing."""
+    body = _lines(
+        ".reg .pred last;",
+        "setp.ne.u32 last, $1, 0;",
+        "@last griddepcontrol.launch_dependents;",
+        "mov.b32 $0, 0;",
+    )
+    return _asm(
+        "_let_in", "last", "let the next launch begin where no wait is left", body, "=r,r",
+        "last.to(tl.int32)", "tl.int32", "return r",
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- tiles of words: every element by one thread

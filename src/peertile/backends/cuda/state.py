@@ -22,7 +22,7 @@ from peertile.backends.cuda.writer import Writer
 from peertile.dtypes import DType
 from peertile.errors import CompileError, InternalError
 from peertile.ir import ops
-from peertile.ir.core import Kernel, Op, Value, walk
+from peertile.ir.core import Block, Kernel, Op, Value, walk
 from peertile.ir.types import PointerType, Space, SymmetricType, TileType, TokenType, TransferType, Type, ViewType
 from peertile.memory_model import Order, Rmw, Scope
 
@@ -209,6 +209,10 @@ class Emitter:
         """Stores to a view that nothing else touches, each to a tile of its own: they meet no other access."""
         self.reread: dict[Op, str] = {}
         """Loads of a tile that is loaded twice, and how the cache is told."""
+        self.last_waits: dict[Op | Block, tuple[Op, ...]] = {}
+        """Where no wait is left, in the last trips of these loops, and the next launch may begin."""
+        self.last_trips: dict[Op, str] = {}
+        """Whether a loop that is being emitted is in its last trip."""
         self.n_slots = 0
         self.ranks: dict[str, Ranks] = {}
         """What the head of the kernel read, by table."""

@@ -482,7 +482,8 @@ class Launch(Op):
 
     def lets_in(self, follower: Op) -> bool:
         """Whether the next launch may begin while this one waits for peers: both are so small that there is room for as
-        much again, since what is resident early takes places that other streams' programs may need for these to end."""
+        much again, since what is resident early takes places that other streams' programs may need for these to end.
+        Where no program waits any more, it begins anyhow."""
         return (
             self.module.waits
             and isinstance(follower, Launch)
