@@ -153,7 +153,7 @@ def _store(e: Emitter, op: ops.Store) -> None:
     view = e.view(op.operands[0])
     t = tile_of(op.operands[1])
     if op not in e.once:
-        e.before_write(view.root)
+        e.before_write(view.root, in_bulk=op in e.descriptors)
     value = to_memory(e.typed(op.operands[1]), t.dtype)
     if op in e.descriptors:
         _descriptor_store(e, op, value, t)
