@@ -29,10 +29,10 @@ from peertile.errors import (
     UsageError,
     WaitTimeout,
 )
-from peertile.ir.types import MailboxType, PointerType
+from peertile.ir.types import MailboxType, PointerType, ViewType
 from peertile.language.annotations import KernelParam, Role
 from peertile.printing import sink_for
-from peertile.runtime.argument import Use, pack_words
+from peertile.runtime.argument import Argument, Use, pack_words
 from peertile.runtime.context import ExecutionContext, execution, explain, outside_execution
 from peertile.runtime.device import Device
 from peertile.runtime.driver import FaultKind, FaultRecord, LaunchOptions, ModuleHandle, PreparedLaunch
@@ -525,7 +525,7 @@ def _check_exclusive(name: str, bound: Bound, use: Use) -> None:
     itself = True
     for other in bound.uses:
         # By address, not by storage: memory of somebody else's may be wrapped twice.
-        if other.high <= low or high <= other.low:
+        if other.high <= low or high <= other.low or low == high or other.low == other.high:  # nothing has no place
             continue
         if other is use and itself:  # a second time it is the same partition, given twice
             itself = False
@@ -534,10 +534,36 @@ def _check_exclusive(name: str, bound: Bound, use: Use) -> None:
         owners = [(n, u) for n, argument in zip(names, bound.arguments, strict=True) for u in argument.uses]
         mine = next(n for n, u in owners if u is use)
         theirs = next(n for n, u in owners if u is other and n != mine)
+        if _lie_apart(*(bound.arguments[names.index(n)] for n in (mine, theirs))):
+            continue
         raise LaunchError(
             f"{name}: exclusive argument {mine} overlaps {theirs} in {use.storage.name}; "
             "pass separate tensors, or disjoint slices"
         )
+
+
+def _lie_apart(x: Argument, y: Argument) -> bool:
+    """Whether two views have no byte in common though their ranges overlap, as other columns of the same rows: both
+    have the same longest stride, and within it the rest of one lies behind that of the other."""
+    first, second = _pitch(x), _pitch(y)
+    if first is None or second is None or first[1] != second[1]:
+        return False
+    behind = (second[0] - first[0]) % first[1]
+    return first[2] <= behind and behind + second[2] <= first[1]
+
+
+def _pitch(argument: Argument) -> tuple[int, int, int] | None:
+    """Where a view begins, its longest stride, and what it spans but for that axis, in bytes; None where it has no axis
+    or one without strides of its own."""
+    t, rank = argument.type, len(argument.extents)
+    if not isinstance(t, ViewType):
+        return None
+    start, *numbers = struct.unpack(f"<{1 + 2 * rank}q", argument.words)
+    size = t.dtype.itemsize
+    axes = sorted((size * stride, n) for n, stride in zip(argument.extents, numbers[rank:], strict=True))
+    if not axes or axes[0][0] <= 0:
+        return None
+    return start, axes[-1][0], size + sum(stride * (n - 1) for stride, n in axes[:-1])
 
 
 def _refuse_extents(name: str, spec: Specialization, bound: Bound) -> None:

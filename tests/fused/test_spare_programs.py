@@ -114,6 +114,84 @@ def test_tiles_of_programs_with_one_each_are_not_dealt():
     )
 
 
+@pt.kernel
+def side_by_side(y: T.Exclusive, z: T.Exclusive, DEALT: T.Const[int]):
+    for tile, other in zip(y.tiles(dealt=DEALT), z.tiles(dealt=DEALT), strict=False):
+        tile.store(T.full(tile.tile_shape, T.program_id(0), T.i64))
+        i, j = other.index
+        m, n = tile.index
+        other.store(T.full(other.tile_shape, T.program_id(0) * 1000 + (i - m + j - n), T.i64))
+
+
+@pytest.mark.any_device
+@pytest.mark.feature("K3", "cpu")
+@pytest.mark.parametrize(("programs", "spare"), [(1, 0), (5, 0), (7, 3)])
+@pytest.mark.parametrize(("rows", "wide"), [(4, 3), (0, 3), (9, 1)])
+def test_tiles_of_two_panels_are_walked_side_by_side(programs, spare, rows, wide):
+    c = pt.full((2 * rows, 5 * wide), -1, pt.i64)
+    left, right = (
+        part.partition(tile).persistent(programs=programs, spare=spare, swizzle=2)
+        for part, tile in ((c[:, : 4 * wide], (2, 4)), (c[:, 4 * wide :], (2, 1)))
+    )
+    side_by_side(left, right, DEALT=3).sync()
+    owners = c.numpy()[::2, : 4 * wide : 4]
+    assert np.array_equal(np.repeat(np.repeat(owners, 2, 0), 4, 1), c.numpy()[:, : 4 * wide])
+    assert np.array_equal(np.repeat(owners, 2, 0) * 1000, c.numpy()[:, 4 * wide :])
+    counts = np.bincount(owners.ravel(), minlength=programs)
+    assert not counts[:spare].any()
+    assert counts[spare:].max() - counts[spare:].min() <= 1
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3)])
+def test_the_partition_with_the_fewest_tiles_ends_a_walk_side_by_side(first, second):
+    y, z = pt.full((first, 1), -1, pt.i64), pt.full((second, 1), -1, pt.i64)
+    side_by_side(*(t.partition((1, 1)).persistent(programs=2) for t in (y, z)), DEALT=0).sync()
+    assert y.numpy().ravel().tolist() == [0, 1, 0, -1, -1][:first]
+    assert z.numpy().ravel().tolist() == [0, 1000, 0, -1, -1][:second]
+
+
+@pt.kernel
+def zipped_with_a_range(z: T.Exclusive):
+    for tile, _ in zip(z.tiles(), T.range(3), strict=False):
+        tile.store(tile.load())
+
+
+@pt.kernel
+def zipped_strictly(y: T.Exclusive, z: T.Exclusive):
+    for tile, other in zip(y.tiles(), z.tiles(), strict=True):
+        tile.store(other.load())
+
+
+@pt.kernel
+def zipped_twice(y: T.Exclusive, z: T.Exclusive):
+    for tile, other in zip(z.tiles(), z.tiles(), strict=False):
+        tile.store(other.load())
+
+
+@pt.kernel
+def zipped(y: T.Exclusive, z: T.Exclusive):
+    for tile, other in zip(y.tiles(), z.tiles(), strict=False):
+        tile.store(other.load())
+
+
+def test_what_cannot_be_walked_side_by_side_is_refused():
+    y, z = (pt.zeros((4,), pt.f32).partition(2).persistent(programs=2) for _ in range(2))
+    spare = pt.zeros((4,), pt.f32).partition(2).persistent(programs=2, spare=1)
+    for op, message in (
+        (lambda: zipped_with_a_range(z), "zip: expected z.tiles() of each partition, got a loop range; use T.range, and "
+         "the index"),
+        (lambda: zipped_strictly(y, z), "zip: expected no option but strict=False; the partition with the fewest tiles "
+         "ends the loop"),
+        (lambda: zipped_twice(y, z), "zip: expected different partitions, got `z` twice"),
+        (lambda: zipped(y, spare), "zip: expected partitions that are dealt alike, got `y`, `z`; make all of them "
+         "persistent or none, with the same spare, dealt, down and even"),
+    ):  # fmt: skip
+        with pytest.raises(CompileError) as error:
+            op().sync()
+        assert error.value.message == message
+
+
 @pytest.mark.any_device
 def test_by_default_the_spare_programs_come_on_top_of_those_that_have_tiles():
     part = pt.zeros((2, 4), pt.f32).partition((2, 4)).persistent(spare=3)

@@ -216,6 +216,14 @@ def test_kernel_without_a_grid_says_so():
     assert str(caught.value) == "free: no partition gives the grid; write free.grid(n)(...)"
 
 
+@pt.kernel
+def panels(y: T.Exclusive, z: T.Exclusive):
+    for tile in y.tiles():
+        tile.store(T.full(tile.tile_shape, 1.0, T.f32))
+    for tile in z.tiles():
+        tile.store(T.full(tile.tile_shape, 2.0, T.f32))
+
+
 @pytest.mark.sentence("BD-13")
 @pytest.mark.feature("S2", "cpu")
 def test_exclusive_argument_that_overlaps_another_is_refused():
@@ -236,6 +244,32 @@ def test_exclusive_argument_that_overlaps_another_is_refused():
         f"both: exclusive argument {first} overlaps {second} in a tensor f32[16]; pass separate tensors, or disjoint "
         "slices"
     )
+
+
+@pytest.mark.sentence("BD-13")
+@pytest.mark.feature("S2", "cpu")
+@pytest.mark.parametrize(
+    ("x", "y", "apart"),
+    [
+        ((slice(None), slice(0, 4)), (slice(None), slice(4, 6)), True),
+        ((slice(None), slice(4, 6)), (slice(None), slice(0, 4)), True),
+        ((slice(0, 3), slice(4, 6)), (slice(2, 8), slice(0, 4)), True),
+        ((slice(None), slice(0, 4)), (slice(None), slice(3, 6)), False),
+        ((slice(0, 3), slice(2, 6)), (slice(2, 8), slice(0, 3)), False),
+        ((slice(None), slice(0, 4)), (slice(2, 3), slice(None)), False),
+        ((slice(0, 8, 2), slice(0, 4)), (slice(1, 8, 2), slice(None)), True),
+        ((slice(0, 8, 2), slice(0, 4)), (slice(0, 8, 4), slice(4, 6)), False),  # strides that differ are not compared
+        ((slice(8, 8), slice(4, 6)), (slice(None), slice(None)), True),
+    ],
+)
+def test_columns_that_lie_apart_are_exclusive_though_their_rows_interleave(x, y, apart):
+    z = pt.zeros((8, 6), pt.f32)
+    parts = [z[part].partition((1, 2)).persistent(programs=2) for part in (x, y)]
+    if apart:
+        panels(*parts).sync()
+        return
+    with pytest.raises(LaunchError, match=r"^panels: exclusive argument y overlaps z in a tensor f32\[8, 6\]"):
+        panels(*parts).sync()
 
 
 @pytest.mark.cpu_only

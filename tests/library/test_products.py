@@ -10,7 +10,7 @@ import peertile as pt
 import peertile.language as T
 from peertile.errors import ArgumentError
 from peertile.library import gemm, products
-from peertile.library.products import choose_product, matmul, rows_together, tail_rows
+from peertile.library.products import choose_product, matmul, rows_together, tail_rows, wide_columns
 
 pytestmark = pytest.mark.any_device
 
@@ -47,6 +47,43 @@ def test_a_product_that_ends_in_smaller_tiles_is_right(rng, programs, rows):
     ]
     gemm.gemm_tailed(*cut, a[: 112 - rows], a[112 - rows :], b, BK=16).sync()
     right(c, a, b, BOUND["f32"])
+
+
+@pytest.mark.parametrize(("programs", "columns"), [(1, 80), (3, 78), (7, 57), (7, 20)])
+def test_a_product_in_wide_tiles_is_right(rng, programs, columns):
+    """Tiles of 16 + 4 columns, in two panels."""
+    a, b = factors(rng, 50, columns, 40, pt.f32)
+    c = pt.full((50, columns), float("nan"), pt.f32)
+    wide = -(-columns // 20) * 16
+    cut = [
+        part.partition(tile).persistent(programs=programs, swizzle=2)
+        for part, tile in ((c[:, :wide], (16, 16)), (c[:, wide:], (16, 4)))
+    ]
+    gemm.gemm_wide(*cut, a, b[:, :wide], b[:, wide:], BK=16, STAGES=2).sync()
+    right(c, a, b, BOUND["f32"])
+
+
+def test_a_product_may_be_made_in_wide_tiles(monkeypatch, rng):
+    way = choose_product(pt.current_device().target or "cpu", "bf16", 520)
+    wide = way.tile[1]
+    a, b = factors(rng, 520, wide + 50, 48, pt.bf16)
+    assert way.is_persistent
+    monkeypatch.setattr(products, "_may_be_wide", lambda *_: True)
+    monkeypatch.setattr(products, "wide_columns", lambda *_: wide)
+    out = pt.full((520, wide + 50), float("nan"), pt.bf16)
+    right(matmul(a, b, out).sync(), a, b, BOUND["bf16"])
+
+
+def test_tiles_are_wide_where_fewer_of_them_fill_the_turns_of_the_programs():
+    """And where the second panel has as many as the first one, and what is added up is long."""
+    tile, programs = (128, 256), 132
+    shapes = {(m, n): wide_columns(m, n, 8192, tile, programs) for m in (1024, 2048, 8192) for n in (2560, 5120, 8192)}
+    found = {shape: columns for shape, columns in shapes.items() if columns}
+    assert found == {(1024, 5120): 4096, (2048, 2560): 2048, (2048, 5120): 4096}
+    assert [wide_columns(2048, 5120, k, tile, programs) for k in (5120, 4096, 1024, 0)] == [0] * 4
+    assert wide_columns(4096, 5120, 5120, tile, programs) == 0
+    for n in range(4900, 5200):
+        assert wide_columns(1024, n, 8192, tile, programs) == (4096 if 5056 < n <= 5120 else 0)
 
 
 def test_rows_are_cut_smaller_where_the_last_turn_of_the_programs_is_not_full():

@@ -30,7 +30,9 @@ from peertile.frontend.operators import as_value
 from peertile.frontend.registry import call_word
 from peertile.frontend.resolve import BUILTINS, ONLY_MATH, here, lift
 from peertile.frontend.scope import Build
-from peertile.frontend.values import Abstract, Known, Mailbox, Method, Tup, describe
+from peertile.frontend.values import Abstract, Known, Mailbox, Method, TilesIterator, Tup, ZippedTiles, describe
+from peertile.ir import ops
+from peertile.ir.core import Value
 from peertile.language.word import KernelOnly, word_of
 
 __all__ = ["call"]
@@ -117,6 +119,8 @@ def _python_call(b: Build, target: Any, args: list[Abstract], kwargs: dict[str, 
         if not all(isinstance(a, Known) for a in args):
             b.fail("range: expected ints known at compile time, which are unrolled; use T.range for run-time values")
         return static_range(b, "range", args)
+    if target is zip and any(isinstance(a, TilesIterator) for a in args):
+        return _zipped(b, args, kwargs)
     if target is BUILTINS["len"] and len(args) == 1 and isinstance(args[0], Tup):
         return Known(len(args[0].items))
     is_builtin = name is not None and getattr(builtins, name, None) is target
@@ -143,6 +147,33 @@ def _python_call(b: Build, target: Any, args: list[Abstract], kwargs: dict[str, 
         f"`{shown}` cannot be called inside a kernel: expected a word of peertile.language, a dtype, or a plain "
         f"Python function with source{way_out}"
     )
+
+
+def _zipped(b: Build, args: list[Abstract], kwargs: dict[str, Abstract]) -> ZippedTiles:
+    """Tiles side by side: a program owns one of each, since all of them are dealt alike."""
+    if any(name != "strict" or value != Known(False) for name, value in kwargs.items()):
+        b.fail("zip: expected no option but strict=False; the partition with the fewest tiles ends the loop")
+    parts = tuple(a for a in args if isinstance(a, TilesIterator))
+    if len(parts) != len(args):
+        other = next(a for a in args if not isinstance(a, TilesIterator))
+        b.fail(f"zip: expected z.tiles() of each partition, got {describe(other)}; use T.range, and the index")
+    names = [part.exclusive.name for part in parts]
+    if len(set(names)) != len(names):
+        b.fail(f"zip: expected different partitions, got `{max(names, key=names.count)}` twice")
+    ways = {
+        (p.exclusive.partition.persistent, p.exclusive.partition.spare, _number_or(p.dealt), p.is_down, p.is_even)
+        for p in parts
+    }
+    if len(ways) > 1:
+        b.fail(
+            f"zip: expected partitions that are dealt alike, got {', '.join(f'`{name}`' for name in names)}; "
+            "make all of them persistent or none, with the same spare, dealt, down and even"
+        )
+    return ZippedTiles(parts)
+
+
+def _number_or(value: Value | None) -> Any:
+    return value.op.attrs["value"] if value is not None and isinstance(value.op, ops.Const) else value
 
 
 def _in_math(target: Any) -> bool:

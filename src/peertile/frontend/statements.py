@@ -22,6 +22,7 @@ from peertile.frontend.values import (
     NONE,
     Abstract,
     CollectIterator,
+    Exclusive,
     ExclusiveTile,
     Known,
     Method,
@@ -36,6 +37,7 @@ from peertile.frontend.values import (
     TilesIterator,
     Token,
     Tup,
+    ZippedTiles,
     describe,
 )
 from peertile.ir import ops
@@ -113,7 +115,7 @@ def _expr(b: Build, node: ast.Expr) -> Flow:
                 f"unused result: `{value.box.name}.round()` does nothing by itself; "
                 f"write `with {value.box.name}.round() as r:`"
             )
-        case RangeIterator() | StaticIterator() | RanksIterator() | TilesIterator():
+        case RangeIterator() | StaticIterator() | RanksIterator() | TilesIterator() | ZippedTiles():
             b.fail("unused result: a range does nothing by itself; write `for k in ...:`")
         case Method():
             b.fail(f"unused result: {describe(value)}; call it with ()")
@@ -236,7 +238,9 @@ def _for(b: Build, node: ast.For) -> Flow:
             case RangeIterator():
                 return _over_range(b, node, iterable)
             case TilesIterator():
-                return _over_tiles(b, node, iterable)
+                return _over_tiles(b, node, (iterable,))
+            case ZippedTiles():
+                return _over_tiles(b, node, iterable.parts)
             case RanksIterator():
                 return _over_ranks(b, node, iterable)
             case CollectIterator():
@@ -377,14 +381,16 @@ def _zero_one(b: Build) -> tuple[Value, Value]:
     return constant(b, 0, i64), constant(b, 1, i64)
 
 
-def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
-    """This program's tiles: several when persistent, its own one otherwise."""
+def _over_tiles(b: Build, node: ast.For, parts: tuple[TilesIterator, ...]) -> Flow:
+    """This program's tiles: several when persistent, its own one otherwise. Of several partitions, which are dealt
+    alike, one of each, for as many as all of them have."""
+    it = parts[0]
     z = it.exclusive
     program = b.builder.value(ops.ProgramId, (), INDEX, axis=0)
     if z.partition.persistent or it.is_down:
-        total, *more = num_tiles(b, z.view, z.partition.tile_shape)
-        for n in more:
-            total = b.builder.value(ops.BinaryOp, (total, n), INDEX, fn=Binary.MUL)
+        total = _total_tiles(b, it)
+        for other in parts[1:]:
+            total = b.builder.value(ops.BinaryOp, (total, _total_tiles(b, other)), INDEX, fn=Binary.MIN)
     if z.partition.persistent:
         step = b.builder.value(ops.NumPrograms, (), INDEX, axis=0)
         if z.partition.spare:
@@ -409,12 +415,24 @@ def _over_tiles(b: Build, node: ast.For, it: TilesIterator) -> Flow:
             linear = _other_way_round(b, linear, total, step)
         if it.is_down:
             linear = b.builder.value(ops.BinaryOp, (highest, linear), INDEX, fn=Binary.SUB)
-        index = tuple(b.builder.emit(ops.TileIndex, (z.view, linear), [INDEX] * z.type.rank).results)
-        _bind(b, node.target, ExclusiveTile(z.name, z.view, index))
+        tiles = tuple(_tile_of(b, part.exclusive, linear) for part in parts)
+        _bind(b, node.target, Tup(tiles) if len(tiles) > 1 else tiles[0])
         return _trip(b, node.body)
 
     message = "`{name}` is a tile of a loop that has ended; store to it inside the loop"
     return _counted(b, node, bounds, body, message=message)
+
+
+def _total_tiles(b: Build, it: TilesIterator) -> Value:
+    total, *more = num_tiles(b, it.exclusive.view, it.exclusive.partition.tile_shape)
+    for n in more:
+        total = b.builder.value(ops.BinaryOp, (total, n), INDEX, fn=Binary.MUL)
+    return total
+
+
+def _tile_of(b: Build, z: Exclusive, linear: Value) -> ExclusiveTile:
+    index = tuple(b.builder.emit(ops.TileIndex, (z.view, linear), [INDEX] * z.type.rank).results)
+    return ExclusiveTile(z.name, z.view, index)
 
 
 def _other_way_round(b: Build, linear: Value, total: Value, step: Value) -> Value:

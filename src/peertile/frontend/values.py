@@ -55,6 +55,7 @@ __all__ = [
     "Transfer",
     "Tup",
     "View",
+    "ZippedTiles",
     "describe",
     "ir_values",
     "is_number",
@@ -365,6 +366,13 @@ class TilesIterator(Abstract):
     dealt: Value | None = None
     is_down: bool = False
     is_even: bool = False
+
+
+@dataclass(frozen=True)
+class ZippedTiles(Abstract):
+    """`zip(y.tiles(), z.tiles())`: tiles of several partitions that are dealt alike, side by side."""
+
+    parts: tuple[TilesIterator, ...]
 
 
 @dataclass(frozen=True)

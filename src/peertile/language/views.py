@@ -124,6 +124,9 @@ class Exclusive(ExclusiveTile):
         `even` deals every other round from the last program on: where tiles take longer and longer, or less and less,
         every program of a persistent partition then has about as much to do.
 
+        `for tile, other in zip(y.tiles(), z.tiles(), strict=False)` walks partitions that are dealt alike side by side,
+        as two panels of one matrix whose tiles are made together; the one with the fewest tiles ends the loop.
+
         Example::
 
             for tile in z.tiles():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import peertile.language as T
 from peertile.kernel import kernel
 
-__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "gemm_tailed", "turn"]
+__all__ = ["gemm", "gemm_fold", "gemm_part", "gemm_persistent", "gemm_tailed", "gemm_wide", "turn"]
 
 
 def product(
@@ -71,6 +71,27 @@ def gemm_tailed(
         BM, BN = tile.tile_shape
         acc = product(rest, b, m, n, 0, rest.num_tiles((BM, BK))[1], BM, BN, BK, STAGES, TF32)
         tile.store(acc.astype(tail.dtype))
+
+
+@kernel
+def gemm_wide(
+    c: T.Exclusive, edge: T.Exclusive, a: T.Shared, b: T.Shared, side: T.Shared, BK: T.Const[int] = 32,
+    STAGES: T.Const[int] = 7,
+) -> None:  # fmt: skip
+    """c = a @ b and edge = a @ side, which have as many tiles: one of each is made in one go, and each tile of a is
+    loaded once for both."""
+    for tile, more in zip(c.tiles(), edge.tiles(), strict=False):
+        m, n = tile.index
+        BM, BN = tile.tile_shape
+        BS = more.tile_shape[1]
+        left = T.zeros((BM, BN), T.f32)
+        right = T.zeros((BM, BS), T.f32)
+        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
+            rows = a.load((m, k), (BM, BK))
+            left = T.mma(rows, b.load((k, n), (BK, BN)), left)
+            right = T.mma(rows, side.load((k, n), (BK, BS)), right)
+        tile.store(left.astype(c.dtype))
+        more.store(right.astype(edge.dtype))
 
 
 @kernel

@@ -85,13 +85,9 @@ WORTH_A_TAIL = 0.97
 
 
 @lru_cache(maxsize=4096)
-def tail_rows(m: int, n: int, tile: tuple[int, int], programs: int) -> int:
-    """Rows at the end of a product [m, n] that are better cut into tiles of half the columns, by how long the program
-    with the most to do takes; 0 where that gains less than 3 %.
-
-    >>> tail_rows(2048, 5120, (128, 256), 132), tail_rows(4096, 4096, (128, 256), 132)
-    (384, 0)
-    """
+def _tailed(m: int, n: int, tile: tuple[int, int], programs: int) -> tuple[int, float]:
+    """Rows of tiles at the end that are better halved, and how long the program with the most to do takes then, in
+    times of a tile."""
     rows, columns, halves = -(-m // tile[0]), -(-n // tile[1]), -(-n // (tile[1] // 2))
 
     def longest(small: int) -> float:
@@ -102,7 +98,50 @@ def tail_rows(m: int, n: int, tile: tuple[int, int], programs: int) -> int:
         return max(loads)
 
     best = min(range(min(rows, 16) + 1), key=longest)
-    return min(best * tile[0], m) if longest(best) < WORTH_A_TAIL * longest(0) else 0
+    return (best, longest(best)) if longest(best) < WORTH_A_TAIL * longest(0) else (0, longest(0))
+
+
+def tail_rows(m: int, n: int, tile: tuple[int, int], programs: int) -> int:
+    """Rows at the end of a product [m, n] that are better cut into tiles of half the columns, by how long the program
+    with the most to do takes; 0 where that gains less than 3 %.
+
+    >>> tail_rows(2048, 5120, (128, 256), 132), tail_rows(4096, 4096, (128, 256), 132)
+    (384, 0)
+    """
+    return min(_tailed(m, n, tile, programs)[0] * tile[0], m)
+
+
+SIDE = 64
+"""Columns that a wide tile has beyond a plain one, in a panel of their own: 320 columns are no power of two."""
+WIDE = 32, 7
+"""Inner extent and buffers of the loop of a wide tile; beside them shared memory has room for a store of SIDE columns.
+With 6 buffers 2048 x 5120 x 8192 takes an H200 250.9 us, not 246.9; with 3 of 64 it took 261.4 beside 239.5 with 6."""
+WIDE_COST = 1.22, 215
+"""Time of a tile of 128 x (256 + SIDE), in those of 128 x 256: this, and so much divided by the inner extent, since a
+tile's loads do not begin before the last one ends. An H200 takes 124 to 126 us at 8192, where a plain one takes 100."""
+WORTH_WIDE = 0.985
+WIDE_WITHIN = 3, 4096
+"""Turns that plain tiles take, at most, and the least inner extent, where wide ones were found to be faster: an H200
+takes 249.9 us of 255.2 for 2048 x 5120 x 8192, and 125.9 of 157.4 for half the rows. With many turns it is power that
+counts, and not how full the last one is: 8192 x 5120 x 8192 takes 1014 us and 991."""
+
+
+@lru_cache(maxsize=4096)
+def wide_columns(m: int, n: int, k: int, tile: tuple[int, int], programs: int) -> int:
+    """Columns of the first panel of a product [m, n] that is better made in wide tiles, over an inner extent of k; 0
+    where nothing is gained, or where the rest of the columns has not as many tiles.
+
+    >>> wide_columns(1024, 5120, 8192, (128, 256), 132), wide_columns(8192, 5120, 8192, (128, 256), 132)
+    (4096, 0)
+    """
+    across = -(-n // (tile[1] + SIDE))
+    if n - across * tile[1] <= (across - 1) * SIDE:
+        return 0
+    plain = _tailed(m, n, tile, programs)[1]
+    if plain >= WIDE_WITHIN[0] or k < WIDE_WITHIN[1]:
+        return 0
+    longest = -(-(-(-m // tile[0]) * across) // programs) * (WIDE_COST[0] + WIDE_COST[1] / k)
+    return across * tile[1] if longest < WORTH_WIDE * plain else 0
 
 
 def matmul(
@@ -149,7 +188,14 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
         on_gpu = c.device.driver.kind is DriverKind.CUDA
         together = rows_together(way.tile, programs) if on_gpu and a.dtype.itemsize == 2 else FEW_ROWS
         tail = tail_rows(m, n, way.tile, programs) if on_gpu and way.tile[1] >= 256 else 0
-        if tail:
+        wide = wide_columns(m, n, a.shape[1], way.tile, programs) if _may_be_wide(a, b, way) else 0
+        if wide:
+            panels = [
+                part.partition((way.tile[0], width)).persistent(programs=programs, swizzle=together)
+                for part, width in ((c[:, :wide], way.tile[1]), (c[:, wide:], SIDE))
+            ]
+            op = gemm.gemm_wide(*panels, a, b[:, :wide], b[:, wide:], BK=WIDE[0], STAGES=WIDE[1])
+        elif tail:
             half = (way.tile[0], way.tile[1] // 2)
             cut = [
                 part.partition(tile).persistent(programs=programs, swizzle=together)
@@ -161,6 +207,12 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
     else:
         op = gemm.gemm(c.partition(way.tile), a, b, **consts)
     return op.map(lambda *_: c)
+
+
+def _may_be_wide(a: Tensor, b: Tensor, way: Way) -> bool:
+    """Whether wide tiles were measured for such factors: of 16 bits, both by rows."""
+    by_rows = a.strides[1] == b.strides[1] == 1
+    return a.device.target == "sm_90" and a.dtype.itemsize == 2 and by_rows and way.tile == (128, 256)
 
 
 def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import peertile as pt
+import peertile.language as T
 from peertile.backends.cuda.compile import compile_kernel, lower_to_text
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
@@ -137,6 +138,43 @@ def test_what_peers_stored_is_fetched_in_bulk_behind_a_fence(monkeypatch):
     waits = [m.end() for m in re.finditer(r"satisfied\w*(?:, found\w*)? = _wait", text)]
     assert waits
     assert all("_fence_bulk()" in text[at : at + 900] for at in waits)
+
+
+def test_rows_are_sent_without_waiting_until_they_have_arrived(monkeypatch):
+    """The fence in front of bulk copies waits for all that was stored; a mover fetches nothing of it."""
+    text = lower_to_text(gathered(monkeypatch))
+    sends = min((loop for loop in blocks(text, "while _run") if "tl.store(part_at" in loop), key=len)
+    assert "tl.debug_barrier()" in sends
+    assert "_fence_bulk()" not in sends
+    told = text[text.index(sends) + len(sends) :]
+    assert told.index("_fence_bulk()") < told.index("tl.atomic_add(")
+
+
+@pt.kernel
+def stored_and_fetched(z: T.Exclusive, x: T.Shared, p: T.Peer, TWICE: T.Const[bool]):
+    """Writes twice to memory that peers see, with a barrier between, and fetches from there in bulk."""
+    here = p.local.slice((0, 0), (128, 128))
+    for _ in T.range(x.shape[0]):
+        here.store((0, 0), x.load((0, 0), (128, 128)))
+        if TWICE:
+            here.store((0, 0), x.load((0, 0), (128, 128)))
+        acc = T.zeros(z.tile_shape, T.f32)
+        for i in T.range(here.num_tiles((128, 64))[1], stages=3):
+            acc = T.mma(here.load((0, i), (128, 64)), x.load((i, 0), (64, 128)), acc)
+        z.store(acc.astype(z.dtype))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_a_program_stored_itself_is_fetched_in_bulk_behind_a_fence(twice):
+    with pt.SymmetricHeap(pt.init(), size_bytes=1 << 20) as heap:
+        p = heap.zeros((256, 256), pt.bf16)
+        x, z = (pt.zeros((128, 128), pt.bf16) for _ in range(2))
+        text = lower_to_text(lowered(stored_and_fetched, z.partition((128, 128)), x, p, TWICE=twice))
+    body = text[text.index("def stored_and_fetched") :]
+    last, load = body.rindex("tl.store(at_at"), body.index("at_tiles.load(")
+    assert "_fence_bulk()" in body[last:load]
+    barriers = re.findall(r"tl\.debug_barrier\(\)\n( *_fence_bulk\(\))?", body[:last])
+    assert [bool(fence) for fence in barriers] == [False] * (1 + twice)
 
 
 def test_gathered_rows_are_multiplied_by_loops_that_wait_for_nothing(monkeypatch):

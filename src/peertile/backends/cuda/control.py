@@ -403,12 +403,15 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
 
 
 def _is_persistent_product(op: ops.For) -> bool:
-    """Whether this is a loop over tiles around one loop over an inner axis, and nothing else."""
+    """Whether this is a loop over tiles around one loop over an inner axis with one product, and nothing else. Of two
+    sums, which are zeroed behind a tile, the assembler does not see that no product of them is under way then: it would
+    wait for the end of each instruction. A wait of our own makes that seen, and yet 2048 x 5120 x 8192 took an H200
+    282 us merged and 261 not."""
     inner = [x for x in op.blocks[0].ops if x.blocks]
     return (
         len(inner) == 1
         and isinstance(inner[0], ops.For)
-        and any(isinstance(x, ops.Mma) for x in inner[0].blocks[0].ops)
+        and sum(isinstance(x, ops.Mma) for x in inner[0].blocks[0].ops) == 1
         and not any(x.blocks for x in inner[0].blocks[0].ops)
     )
 

@@ -153,7 +153,7 @@ def _store(e: Emitter, op: ops.Store) -> None:
     view = e.view(op.operands[0])
     t = tile_of(op.operands[1])
     if op not in e.once:
-        e.before_write(view.root)
+        e.before_write(view.root, in_bulk=op in e.descriptors)
     value = to_memory(e.typed(op.operands[1]), t.dtype)
     if op in e.descriptors:
         _descriptor_store(e, op, value, t)
@@ -333,7 +333,7 @@ def plan_accesses(e: Emitter) -> None:
             if not _fits_bulk(t, axes):
                 continue
             if isinstance(op, ops.Store) and not e.options.specialize:  # each group of warps stores its own rows then
-                t = _moved_at_once(t, axes)
+                t = _moved_at_once(t, axes, _beside(op))
             key = (view, t.shape)
             if key not in made:
                 made[key] = _make_descriptor(e, view, axes, t)
@@ -469,13 +469,22 @@ def _largest_product(e: Emitter) -> int:
     return max((tile_of(op.result).numel for op in walk(e.kernel.body) if isinstance(op, ops.Mma)), default=0)
 
 
-def _moved_at_once(t: TileType, axes: tuple[int, ...]) -> TileType:
-    """A wide tile is stored as two halves, one behind the other: the shared memory that a store goes through is as
-    large as what it moves, and every byte of it is missing for the buffers of the loads."""
+def _moved_at_once(t: TileType, axes: tuple[int, ...], beside: int = _WIDE_STORE) -> TileType:
+    """A wide tile is stored as two halves, one behind the other, or in pieces of `beside` columns: the shared memory
+    that a store goes through is as large as what it moves, and every byte of it is missing for the buffers of the
+    loads. Stores of one shape share it."""
     columns = t.shape[-1]
     flat = max(t.shape[:-2], default=1) == 1 and axes == tuple(range(t.rank))
     whole = not flat or t.numel * t.dtype.itemsize < _WIDE_STORE or columns < 128
-    return t if whole else TileType(t.dtype, (*t.shape[:-1], columns // 2))
+    return t if whole else TileType(t.dtype, (*t.shape[:-1], min(columns // 2, beside)))
+
+
+def _beside(store: ops.Store) -> int:
+    """Columns of the narrowest tile that is stored next to one, of as many rows."""
+    assert store.parent is not None
+    rows = tile_of(store.operands[1]).shape[:-1]
+    tiles = [tile_of(op.operands[1]) for op in store.parent.ops if isinstance(op, ops.Store)]
+    return max(min(t.shape[-1] for t in tiles if t.shape[:-1] == rows), 64)
 
 
 def _feeding_mma(e: Emitter) -> set[Op]:
@@ -610,22 +619,29 @@ def _descriptor_load(e: Emitter, op: Op, t: TileType) -> str:
 def _descriptor_store(e: Emitter, op: Op, value: str, t: TileType) -> None:
     d = e.descriptors[op]
     if d.shape != tuple(t.shape[k] for k in d.axes):
-        _store_halves(e, d, op, value, t)
+        _store_pieces(e, d, op, value, t)
         return
     if d.axes != tuple(range(t.rank)):
         value = f"tl.permute({value}, {shape_text(d.axes)})"
     e.w.line(f"{d.name}.store({_offsets(e, d, op.operands[2:])}, {value})")
 
 
-def _store_halves(e: Emitter, d: Descriptor, op: Op, value: str, t: TileType) -> None:
+def _store_pieces(e: Emitter, d: Descriptor, op: Op, value: str, t: TileType) -> None:
     rows, columns = t.shape[-2:]
-    halves = [e.names.own("half") for _ in range(2)]
-    parts = f"tl.permute(tl.reshape({value}, ({rows}, 2, {columns // 2})), (0, 2, 1))"
-    e.w.line(f"{', '.join(halves)} = tl.split({parts})")
     *outer, row, column = (e.typed(v) for v in op.operands[2:])
     corner = [*(f"({x}).to(tl.int32)" for x in outer), f"({row} * {rows}).to(tl.int32)"]
     at = e.let_own("column", f"({column} * {columns}).to(tl.int32)")
-    for k, half in enumerate(halves):
-        offset = f" + {k * (columns // 2)}" if k else ""
-        part = half if t.rank == 2 else f"tl.reshape({half}, {shape_text(d.shape)})"
+
+    def store(piece: str, first: int, width: int) -> None:
+        if width > d.shape[-1]:
+            halves = [e.names.own("half") for _ in range(2)]
+            parts = f"tl.permute(tl.reshape({piece}, ({rows}, 2, {width // 2})), (0, 2, 1))"
+            e.w.line(f"{', '.join(halves)} = tl.split({parts})")
+            for k, half in enumerate(halves):
+                store(half, first + k * (width // 2), width // 2)
+            return
+        offset = f" + {first}" if first else ""
+        part = piece if t.rank == 2 else f"tl.reshape({piece}, {shape_text(d.shape)})"
         e.w.line(f"{d.name}.store([{', '.join(corner)}, {at}{offset}], {part})")
+
+    store(value, 0, columns)

@@ -135,20 +135,23 @@ class Record:
 
 @dataclass(slots=True)
 class Access:
-    """Accesses since the last barrier: roots read, and roots written with the kind of atomic (None: a store)."""
+    """Accesses since the last barrier: roots read, and roots written with the kind of atomic (None: a store). And roots
+    written before barriers that had no fence for bulk copies."""
 
     read: set[Root] = field(default_factory=set)
     written: set[tuple[Root, Rmw | None]] = field(default_factory=set)
+    unfenced: set[Root] = field(default_factory=set)
 
     def copy(self) -> Access:
-        return Access(set(self.read), set(self.written))
+        return Access(set(self.read), set(self.written), set(self.unfenced))
 
     def join(self, other: Access) -> None:
         self.read |= other.read
         self.written |= other.written
+        self.unfenced |= other.unfenced
 
     def conflicts_with_read(self, root: Root) -> bool:
-        return any(_meet(root, r) for r, _ in self.written)
+        return any(_meet(root, r) for r in self.unfenced.union(r for r, _ in self.written))
 
     def conflicts_with_write(self, root: Root, kind: Rmw | None) -> bool:
         # Atomics of one kind on one place commute: they need no order among themselves.
@@ -340,12 +343,17 @@ class Emitter:
 
     # ------------------------------------------------------------ memory order within the program
 
-    def barrier(self) -> None:
-        """All threads of the program meet, and what they did so far is ordered before what they do next."""
+    def barrier(self, *, of_writes: bool = False) -> None:
+        """All threads of the program meet, and what they did so far is ordered before what they do next. `of_writes`:
+        before what they write, which no bulk copy fetches yet; its fence waits until all that was stored has arrived,
+        over the link too."""
         if self.awaits_bulk:
             self.w.line(self.call_ptx(ptx.await_bulk()))
         self.w.line("tl.debug_barrier()")
-        self.met()
+        if of_writes and self.fences_bulk:
+            self.access = Access(unfenced=self.access.unfenced.union(r for r, _ in self.access.written))
+        else:
+            self.met()
 
     def met(self) -> None:
         """The threads have just met in some other way."""
@@ -358,9 +366,10 @@ class Emitter:
             self.barrier()
         self.access.read.add(root)
 
-    def before_write(self, root: Root, kind: Rmw | None = None) -> None:
-        if self.access.conflicts_with_write(root, kind):
-            self.barrier()
+    def before_write(self, root: Root, kind: Rmw | None = None, *, in_bulk: bool = False) -> None:
+        unfenced = in_bulk and any(_meet(root, r) for r in self.access.unfenced)
+        if unfenced or self.access.conflicts_with_write(root, kind):
+            self.barrier(of_writes=not in_bulk)
         self.access.written.add((root, kind))
 
     def scope(self, scope: Scope | None, space: Space) -> Scope:
