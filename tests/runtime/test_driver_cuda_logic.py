@@ -30,7 +30,7 @@ from peertile.runtime.driver import FaultKind, LaunchOptions, ShareKind, Status,
 from peertile.runtime.drivers import cuda, cuda_feeder, cuda_stream
 from peertile.runtime.drivers.cuda import CudaDriver
 from peertile.runtime.drivers.cuda_native import Lane
-from peertile.runtime.drivers.cuda_ops import Launch
+from peertile.runtime.drivers.cuda_ops import LETS_IN, LETS_IN_AT_LAST, Launch
 from peertile.runtime.drivers.cuda_segments import Segments
 from peertile.runtime.drivers.cuda_waits import STREAM_WAITS
 from peertile.testing.cuda_kernels import extra_kernel
@@ -138,13 +138,28 @@ def test_a_small_kernel_that_waits_lets_the_next_small_one_begin_in_a_graph():
         return Launch(module, (programs, 1, 1), programs, b"", options("k"), 0)
 
     small, large = launch(16), launch(17)  # four of the small ones are resident together
-    assert small.lets_in(small)
-    assert small.lets_in(launch(16, waits=False))
+    assert small.lets_in(small) == LETS_IN
+    assert small.lets_in(launch(16, waits=False)) == LETS_IN
     assert not small.lets_in(large)  # it would take places that others' programs may need
     assert not large.lets_in(small)
     assert not launch(16, waits=False).lets_in(small)  # it lets everybody in by itself
     assert not small.lets_in(launch(16, overlap=False))
     assert not small.lets_in(SimpleNamespace())
+
+
+def test_who_needs_all_places_is_let_in_once_nobody_waits_any_more():
+    def launch(programs, waits=True, overlap=True):
+        module = SimpleNamespace(waits=waits, overlap=overlap, limit=64, n_bytes=0)
+        return Launch(module, (programs, 1, 1), programs, b"", options("k"), 0)
+
+    small, whole = launch(16), launch(56)
+    assert small.lets_in(whole) == whole.lets_in(whole) == LETS_IN_AT_LAST
+    assert whole.lets_in(launch(1000, waits=False)) == LETS_IN_AT_LAST
+    # Two of the others would share a place, and others stay empty.
+    assert not whole.lets_in(launch(55))
+    assert not whole.lets_in(small)
+    assert not whole.lets_in(launch(64, overlap=False))
+    assert not launch(64, waits=False).lets_in(whole)
 
 
 def test_a_chain_longer_than_a_block_and_than_the_queue_runs_in_order(device, fake):

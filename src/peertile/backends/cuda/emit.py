@@ -114,8 +114,9 @@ def emit_kernel(kernel: Kernel, arch: str = "sm_90", options: CudaOptions | None
         if overlap:
             e.w.line(e.call_ptx(ptx.follow_waiting(), "_fault"))
             e.last_waits |= last_waits(kernel)
+            e.w.line("_launched = _fault")
         e.w.line(e.call_ptx(ptx.begun(), "_fault", "_program"))
-        e.w.line("_fault = (_fault.to(tl.int64) & -4).to(tl.pointer_type(tl.int64))")
+        e.w.line("_fault = (_fault.to(tl.int64) & -8).to(tl.pointer_type(tl.int64))")
     checks = any(isinstance(op, ops.Check) for op in walk(kernel.body))
     if checks:
         e.w.line(e.call_ptx(ptx.faults()))

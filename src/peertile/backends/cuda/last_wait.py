@@ -6,11 +6,10 @@ by itself, whatever others do. Once all programs of a grid are that far, or have
 there is room: it could be there as well a moment later, once this one has ended, so that nobody is kept out who would
 not be anyhow, and no two launches wait for each other that did not before. What it does there is to wait until all of
 this one has ended and is visible (`ptx.follow`), which every kernel does that is launched this way; so it does not
-matter what this one still stores. The next launch's way to the multiprocessors then overlaps what is left of this one.
+matter what this one still stores. The next launch's way to the multiprocessors then overlaps this one's last stores.
+Whether that is a gain depends on both launches, so the driver says it: see `Launch.lets_in`.
 
-In a loop that is the last trip. A loop that may be left early, or that polls, is passed as a whole. Where nothing is
-read any more behind the last wait, a program ends before the next launch is there, and lets nobody in: an all-gather
-of 1 MiB, by words that are their own flags, took two H200s 6.5 us for 6.2.
+In a loop that is the last trip. A loop that may be left early, or that polls, is passed as a whole.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _ALWAYS = "tl.full((), True, tl.int1)"
 
 def last_waits(kernel: Kernel) -> dict[Op | Block, tuple[ops.For, ...]]:
     """The ops behind which, and the blocks at whose beginning, a program has no wait left, if these loops, from the
-    outermost on, are in their last trip, but still reads memory."""
+    outermost on, are in their last trip."""
     found: dict[Op | Block, tuple[ops.For, ...]] = {}
     if kernel.waits:
         _find(kernel.body, (), found)
-    return {at: loops for at, loops in found.items() if reads_behind(at)}
+    return found
 
 
 def _find(block: Block, loops: tuple[ops.For, ...], found: dict[Op | Block, tuple[ops.For, ...]]) -> None:
@@ -41,7 +40,7 @@ def _find(block: Block, loops: tuple[ops.For, ...], found: dict[Op | Block, tupl
         found[block] = loops
         return
     last = waiting[-1]
-    if isinstance(last, ops.If) and any(map(_reads_on, last.blocks)):
+    if isinstance(last, ops.If) and any(map(_goes_on, last.blocks)):
         for arm in last.blocks:
             _find(arm, loops, found)
     elif isinstance(last, ops.For) and not _is_left_early(last):
@@ -50,24 +49,14 @@ def _find(block: Block, loops: tuple[ops.For, ...], found: dict[Op | Block, tupl
         found[last] = loops
 
 
-def _reads_on(block: Block) -> bool:
-    """Whether a program reads memory in there behind its last wait, or without one."""
+def _goes_on(block: Block) -> bool:
+    """Whether a program accesses memory in there behind its last wait, or without one."""
     for op in reversed(block.ops):
         if Effect.WAIT in op.effects:
-            return isinstance(op, ops.For) or (isinstance(op, ops.If) and any(map(_reads_on, op.blocks)))
-        if Effect.READ in op.effects:
+            return isinstance(op, ops.For) or (isinstance(op, ops.If) and any(map(_goes_on, op.blocks)))
+        if op.effects & {Effect.READ, Effect.WRITE}:
             return True
     return False
-
-
-def reads_behind(at: Op | Block) -> bool:
-    """Whether memory is read behind an op, or from the beginning of a block on; in this trip of the loops around."""
-    if isinstance(at, Block):
-        rest, around = at.ops, at.parent
-    else:
-        assert at.parent is not None
-        rest, around = at.parent.ops[at.parent.ops.index(at) + 1 :], at.parent.parent
-    return any(Effect.READ in op.effects for op in rest) or (around is not None and reads_behind(around))
 
 
 def _is_left_early(loop: ops.For) -> bool:
@@ -77,4 +66,5 @@ def _is_left_early(loop: ops.For) -> bool:
 def let_in(e: Emitter, at: Op | Block) -> None:
     """Lets the next launch begin here, if this is such a place."""
     if at in e.last_waits:
-        e.w.line(e.call_ptx(ptx.let_in(), " & ".join(e.last_trips[f] for f in e.last_waits[at]) or _ALWAYS))
+        last = " & ".join(e.last_trips[f] for f in e.last_waits[at]) or _ALWAYS
+        e.w.line(e.call_ptx(ptx.let_in(), last, "_launched"))

@@ -242,7 +242,7 @@ def begun() -> Function:
         ".reg .b64 record;",
         "and.b64 one, $1, 1;",
         "setp.eq.and.u64 first, one, 1, first;",
-        "and.b64 record, $1, -4;",
+        "and.b64 record, $1, -8;",
         "@first st.relaxed.sys.global.b64 [record + 64], one;",
         "mov.b32 $0, 0;",
     )
@@ -270,17 +270,21 @@ def follow_waiting() -> Function:
 
 
 def let_in() -> Function:
-    """f(last): the next launch may begin, as soon as all programs were here with `last`, or have ended. It waits itself
-    until this one has ended, so this orders nothing."""
+    """f(last, fault): the next launch may begin, as soon as all programs were here with `last`, or have ended; where
+    bit 2 of the fault record's address says that it gains by that. It waits itself until this one has ended, so this
+    orders nothing."""
     body = _lines(
         ".reg .pred last;",
+        ".reg .b64 bits;",
         "setp.ne.u32 last, $1, 0;",
+        "and.b64 bits, $2, 4;",
+        "setp.ne.and.u64 last, bits, 0, last;",
         "@last griddepcontrol.launch_dependents;",
         "mov.b32 $0, 0;",
     )
     return _asm(
-        "_let_in", "last", "let the next launch begin where no wait is left", body, "=r,r",
-        "last.to(tl.int32)", "tl.int32", "return r",
+        "_let_in", "last, fault", "let the next launch begin where no wait is left", body, "=r,r,l",
+        "last.to(tl.int32), fault.to(tl.int64)", "tl.int32", "return r",
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class CudaGraphExec(GraphExecHandle, Target):
             if self.may_block:  # barriers count in launch words; each replay starts from zero
                 self.api.fill(self.block.words, 0, 4, max(len(nodes), 1) * LAUNCH_BYTES // 4, cu)
             for op, follower in zip_longest(nodes, nodes[1:]):
-                self.lets_in = isinstance(op, Launch) and follower is not None and op.lets_in(follower)
+                self.lets_in = op.lets_in(follower) if isinstance(op, Launch) and follower is not None else 0
                 self.nodes.append((op, op.issue(self)))
         finally:
             graph = self.api.end_capture(cu)

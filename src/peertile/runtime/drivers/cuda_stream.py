@@ -219,8 +219,8 @@ class Target(ABC):
     cu: Any
     params: Params
     in_graph: bool
-    lets_in = False
-    """Whether a kernel that waits may let the next launch begin meanwhile."""
+    lets_in = 0
+    """Bits that tell a kernel that waits when it may let the next launch begin."""
 
     @abstractmethod
     def slot(self) -> Slot: ...
