@@ -24,7 +24,13 @@ COUNTED = 1024
 SUMMED = 4096
 """Counts of programs by expert that are added together, at most: each further turn is a round trip to memory."""
 MOVED = {False: 512, True: 2048}
-"""Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
+"""Columns of a row that are added at a time."""
+SENT_BYTES = {False: 1024, True: 8192}
+"""Bytes of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
+SUMMED_BYTES = {False: 512, True: 2048}
+"""Bytes of a row of what is added that are one tile; as many columns are added at a time."""
+BAND = 4
+"""Rows that are added together."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
 
@@ -85,6 +91,7 @@ class Experts(FusedBase):
         top_k: int,
         dtype: DType,
         places: int | None = None,
+        partials: DType | None = None,
         workers: int | None = None,
     ) -> None:
         size = where.size if isinstance(where, Group) else where.group.size
@@ -96,7 +103,9 @@ class Experts(FusedBase):
             raise ArgumentError(f"Experts: top_k: expected at most {experts}, the number of experts, got {top_k}")
         if dtype not in FLOATS:
             raise ArgumentError(f"Experts: dtype: expected f32, f16 or bf16, got {dtype!r}")
-        self.dtype = dtype
+        if partials is not None and partials not in FLOATS:
+            raise ArgumentError(f"Experts: partials: expected f32, f16, bf16 or None, got {partials!r}")
+        self.dtype, self.partials = dtype, partials
         self.keeps_all = places is None
         self.places = size * rows if places is None else check_count("Experts: places", places)
         self.on_rank = -(-experts // size)
@@ -106,7 +115,8 @@ class Experts(FusedBase):
         self._wide = wide = power_of_two(size * self.on_rank)
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + 16 * most + (1 << 14),
+            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + 64 * (size + 1) * most + (1 << 20)
+            + (size * (rows + BAND) * width * dtype.itemsize + 64 * size * (rows + 128) * width * dtype.itemsize // 512 if partials is not None else 0),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name),
@@ -114,15 +124,35 @@ class Experts(FusedBase):
         )
         # So few choices in a tile that there is one for every program, where there are as many.
         spread = power_of_two(-(-most // self.programs))
-        self._tile = max(experts_kernels.TOGETHER, min(128, COUNTED // wide, spread))
+        self._choices = power_of_two(top_k)
+        self._tile = max(1, min(128, COUNTED // wide, spread) // self._choices)
+        listed = -(-(-(-rows // self._tile)) // self.programs) * self._tile * self._choices
+        """Choices of a program, at most."""
+        self._listed = listed
+        self._bands = -(-rows // BAND)
+        """Bands of rows that are added together."""
+        self._pieces = -(-width * dtype.itemsize // SUMMED_BYTES[self._on_gpu])
+        """Of a row of what is added."""
+        self._senders = max(1, self.programs // 2)
         heap = self.heap
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
             self._counts = self._own(heap.zeros((2 * size, wide), i32))
             self._tallies = self._own(heap.empty((self.programs, wide), i32))
-            self._places = self._own(heap.empty((most,), i64))
+            self._places = self._own(heap.empty((rows * self._choices,), i64))
+            self._sources = self._own(heap.empty((rows * self._choices,), i64))
+            self._copies = self._own(heap.empty((size * self.programs * listed,), i64))
+            self._copied = self._own(heap.empty((size, self.programs), i64))
             self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
             self._done = self._own(heap.signal(slots=self.programs))
+            if partials is not None:
+                tall = size * self._bands
+                self._given = self._own(heap.empty((tall * BAND * self._choices,), i64))
+                self._factors = self._own(heap.empty((tall * BAND * self._choices,), f32))
+                self._lengths = self._own(heap.empty((size, self._senders), i64))
+                self._parts = self._own(heap.empty((tall * BAND, width), dtype))
+                self._arrived = self._own(heap.zeros((size, self._bands * self._pieces), i64), is_words=True)
+                self._rounds = self._own(heap.zeros((self.programs,), i64), is_words=True)
         self._last: Dispatched | None = None
 
     def dispatch(self, x: Tensor, ids: Tensor) -> DeviceOp[Dispatched]:
@@ -151,11 +181,12 @@ class Experts(FusedBase):
         received = self.device.empty((self.on_rank, 1), i64)
         sent = self._last = Dispatched(self._rows, received, flat)
         launch = experts_kernels.dispatch(
-            received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._rows, self._counts,
-            self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
-            self._number(name) & 0xFFFFFF, L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile,
-            EP=self._wide, BS=max(1, min(64, SUMMED // self._wide)),
-            BH=piece(self.width, MOVED[self._on_gpu]),
+            received.partition((1, 1)).persistent(programs=self.programs), x, ids, self._rows, self._counts,
+            self._tallies, self._places, self._sources, self._copies, self._copied, self._ready, self._turn, self._done,
+            self.experts, self.places, self._number(name) & 0xFFFFFF, self._listed, L=self.on_rank, K=self.top_k,
+            KEEPS_ALL=self.keeps_all, BR=self._tile, KP=self._choices, EP=self._wide,
+            BS=max(1, min(64, SUMMED // self._wide)),
+            BH=min(power_of_two(self.width), SENT_BYTES[self._on_gpu] // self.dtype.itemsize),
         )  # fmt: skip
         return self._met(launch).map(lambda *_: sent)
 
@@ -191,9 +222,21 @@ class Experts(FusedBase):
             )
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
+        if self.partials is not None and columns * self.partials.itemsize <= self.width * self.dtype.itemsize:
+            wide = min(power_of_two(columns), SUMMED_BYTES[self._on_gpu] // self.partials.itemsize)
+            launch = experts_kernels.combine_summed(
+                z.partition((BAND, wide)).persistent(
+                    programs=self.programs, spare=self._senders if self.programs > 1 else 0
+                ),
+                made, weights, self._hello, self._places, self._given, self._factors, self._lengths,
+                self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._rounds,
+                self._number(name, columns), self._bands, self._senders, K=self.top_k,
+                KP=self._choices,
+            )  # fmt: skip
+            return self._met(launch).map(lambda *_: z)
         launch = experts_kernels.combine(
             z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
             weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
-            K=self.top_k,
+            K=self.top_k, KP=self._choices,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: z)

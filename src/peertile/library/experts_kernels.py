@@ -20,24 +20,34 @@ import peertile.language as T
 from peertile.kernel import kernel
 from peertile.library.fused_kernels import DIFFERENT, meet
 
-__all__ = ["combine", "dispatch"]
+__all__ = ["combine", "combine_summed", "dispatch"]
 
 TOGETHER = 4
 """Rows that a program has under way at a time."""
-RANK_AT = 40
-"""The bit from which on the word of a choice's place is the rank; below it is the row there."""
+RANK_AT = 41
+"""The bit from which on the word of a choice's place is the rank."""
+FOLLOWS = 40
+"""The bit that says of a place that its row is sent to its rank for an earlier choice; below it is the row there."""
+FROM_AT = 32
+"""The bit from which on the word of a copy is the row that is copied; below it is the row that it becomes."""
+LISTED = 64
+"""Choices that are looked at together for what their rank has to copy."""
 
 
-def chosen(ids: T.Shared, t: T.Tile, BT: int, EP: int) -> T.Tile:
-    """Of tile t of the choices and each expert: 1 where the choice is that expert's, [BT, EP]."""
-    inside = t * BT + T.iota(BT) < ids.shape[0]
-    which = T.where(inside, ids.load((t,), (BT,)).astype(T.i32), T.i32(-1))
-    return T.where(which[:, None] == T.iota(EP)[None, :], T.i32(1), T.i32(0))
+def numbers(ids: T.Shared, t: T.Tile, BR: int, K: int, KP: int) -> T.Tile:
+    """The experts that the rows of tile t chose, [BR · KP], K for each row; -1 for none."""
+    inside = (t * BR + T.iota(BR) < ids.shape[0])[:, None] & (T.iota(KP) < K)[None, :]
+    return T.reshape(T.where(inside, ids.load((t, 0), (BR, KP)).astype(T.i32), T.i32(-1)), (BR * KP,))
+
+
+def chosen(ids: T.Shared, t: T.Tile, BR: int, K: int, KP: int, EP: int) -> T.Tile:
+    """Of the choices of tile t and each expert: 1 where the choice is that expert's, [BR · KP, EP]."""
+    return T.where(numbers(ids, t, BR, K, KP)[:, None] == T.iota(EP)[None, :], T.i32(1), T.i32(0))
 
 
 def share(tiles: T.Tile, p: T.Tile, P: T.Tile) -> tuple[T.Tile, T.Tile]:
     """The tiles of program p, from the first on and before the last: neighbours, so that what lies before a tile of
-    them is known from what lies before the first, and rows with several choices are fetched once."""
+    them is known from what lies before the first."""
     return p * tiles // P, (p + 1) * tiles // P
 
 
@@ -57,26 +67,56 @@ def one(values: T.Tile, at: T.Tile, EP: int) -> T.Tile:
 
 def parted(place: T.Tile) -> tuple[T.Tile, T.Tile]:
     """The rank and the row of a place; rank 0 and row -1 for none. No division: it would take longer than a row."""
-    return T.maximum(place, 0) >> RANK_AT, T.where(place >= 0, place & ((1 << RANK_AT) - 1), -1)
+    return T.maximum(place, 0) >> RANK_AT, T.where(place >= 0, place & ((1 << FOLLOWS) - 1), -1)
 
 
-def goal(places: T.Peer, c: T.Tile, last: T.Tile) -> tuple[T.Tile, T.Tile]:
-    """The rank that choice c goes to, and where there; -1 for nowhere."""
-    rank, at = parted(T.ld(places.local, (T.minimum(c, last - 1),), order=T.weak))
-    return rank, T.where(c < last, at, -1)
+def follows(place: T.Tile) -> T.Tile:
+    """Whether the row of a place is sent to its rank for an earlier choice, and copied there."""
+    return (place >= 0) & ((place >> FOLLOWS & 1) == 1)
 
 
-def fetched(x: T.Shared, c: T.Tile, last: T.Tile, j: T.Tile, K: int, BH: int) -> T.Tile:
-    """Columns j of the row of choice c."""
-    return x.load((T.minimum(c, last - 1) // K, j), (1, BH))
+def word(words: T.Shared, c: T.Tile) -> T.Tile:
+    """Word c, as a tile whose index is seen to be inside: each check in front of a word is one more thing that the row
+    of a choice comes after, and the rows of the next ones with it. Two H200 fetch 311 GB/s so, and 300 with checks."""
+    last = T.maximum(words.num_tiles((1,))[0] - 1, 0)
+    return T.reshape(words.load((T.minimum(T.maximum(c, 0), last),), (1,)), ())
+
+
+def sent(places: T.Shared, t: T.Tile, k: T.Tile, last: T.Tile, K: int, KP: int) -> T.Tile:
+    """The place that row t is sent to for choice k; -1 for a row from `last` on, and for what its rank copies."""
+    place = word(places, t * KP + T.minimum(k, K - 1))
+    return T.where((t < last) & ~follows(place), place, -1)
+
+
+def row_of(x: T.Shared, t: T.Tile, j: T.Tile, BH: int) -> T.Tile:
+    """Columns j of row t; 0 for a row that there is not."""
+    return x.gather(T.reshape(t, (1,))).load((0, j), (1, BH))
+
+
+def put_row(rows: T.Peer, place: T.Tile, j: T.Tile, piece: T.Tile) -> None:
+    """Columns j of the row at a place."""
+    rank, at = parted(place)
+    rows.at(rank).gather(T.reshape(at, (1,))).store((0, j), piece)
+
+
+def copied(words: T.Shared, c: T.Tile, last: T.Tile) -> tuple[T.Tile, T.Tile]:
+    """The rows from which and to which copy c goes; -1 from `last` on."""
+    both = word(words, c)
+    return T.where(c < last, both >> FROM_AT, -1), T.where(c < last, both & ((1 << FROM_AT) - 1), -1)
+
+
+def to_row(rows: T.Shared, at: T.Tile, j: T.Tile, piece: T.Tile) -> None:
+    """Columns j of row `at`, which is -1 for none."""
+    rows.gather(T.reshape(at, (1,))).store((0, j), piece)
 
 
 @kernel
 def dispatch(
     received: T.Exclusive, x: T.Shared, ids: T.Shared, rows: T.Peer, counts: T.Peer, tallies: T.Peer,
-    places: T.Peer, ready: T.Peer, turn: T.Peer, done: T.Signal, experts: T.i64, C: T.i64, sign: T.i64,
-    L: T.Const[int], K: T.Const[int], KEEPS_ALL: T.Const[bool], BT: T.Const[int], EP: T.Const[int], BS: T.Const[int],
-    BH: T.Const[int],
+    places: T.Peer, sources: T.Peer, copies: T.Peer, copied_rows: T.Peer, ready: T.Peer, turn: T.Peer, done: T.Signal,
+    experts: T.i64, C: T.i64, sign: T.i64, most: T.i64,
+    L: T.Const[int], K: T.Const[int], KEEPS_ALL: T.Const[bool], BR: T.Const[int], KP: T.Const[int], EP: T.Const[int],
+    BS: T.Const[int], BH: T.Const[int],
 ) -> None:  # fmt: skip
     """rows [L · C, width] of each rank get the rows of x of all ranks whose choices (K for each row) are its experts:
     C places for each, by rank and then by row. received [L, 1]: how many came, at most C.
@@ -88,29 +128,29 @@ def dispatch(
     me, n = rows.rank, rows.num_ranks
     epoch = T.ld(turn.local, (p,), order=T.weak) + 1
     half = epoch % 2 * n
-    last = ids.shape[0]
-    first, stop = share(T.cdiv(last, BT), p, P)
-    word = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
+    tokens = x.shape[0]
+    first, stop = share(T.cdiv(tokens, BR), p, P)
+    word_of_all = ((epoch << 24) + sign).astype(T.u64)  # `sign`, of 24 bits, stands for all that has to be equal
     tally = T.zeros((EP,), T.i32)
     for t in T.range(first, stop):
-        some = ids.load((t,), (BT,)).astype(T.i64)  # what lies behind the last one is 0
+        some = ids.load((t, 0), (BR, KP)).astype(T.i64)  # what lies outside is 0
         T.assert_(
             T.min(some) >= -1 and T.max(some) < experts, "dispatch: ids: expected numbers of experts, or -1 for none"
         )
-        tally += T.sum(chosen(ids, t, BT, EP), axis=0)
+        tally += T.sum(chosen(ids, t, BR, K, KP, EP), axis=0)
     tallies.local.store((p, 0), T.reshape(tally, (1, EP)))
     T.sync_programs()
     for to in T.range(p, n, P):
         own = summed(tallies.local, T.i64(0), P, BS, EP)
         counts.at(to).store((half + me, 0), T.reshape(own, (1, EP)))
-        T.st(ready, word, (epoch % 2, me), rank=to, order=T.release)
+        T.st(ready, word_of_all, (epoch % 2, me), rank=to, order=T.release)
     base = summed(tallies.local, T.i64(0), p, BS, EP)
     for r in T.ranks():
         told = T.wait_at_least(ready.local, (epoch << 24).astype(T.u64), (epoch % 2, r))
-        T.assert_(told == word, DIFFERENT)
+        T.assert_(told == word_of_all, DIFFERENT)
     base += summed(counts.local, half, half + me, BS, EP)
     for t in T.range(first, stop):
-        hits = chosen(ids, t, BT, EP)
+        hits = chosen(ids, t, BR, K, KP, EP)
         place = T.sum(hits * (T.cumsum(hits, axis=0) - 1 + base[None, :]), axis=1)
         kept = (T.sum(hits, axis=1) > 0) & (place.astype(T.i64) < C)
         if KEEPS_ALL:
@@ -120,46 +160,75 @@ def dispatch(
             )
         number = T.sum(hits * T.iota(EP).astype(T.i32)[None, :], axis=1)
         expert = number.astype(T.i64)
-        at = ((expert // L) << RANK_AT) + expert % L * C + place.astype(T.i64)
-        places.local.store((t,), T.where(kept, at, T.i64(-1)))
         base += T.sum(hits, axis=0)
-    for i in T.range(first * (BT // TOGETHER), T.minimum(stop * (BT // TOGETHER), T.cdiv(last, TOGETHER))):
-        c = i * TOGETHER
-        to0, at0 = goal(places, c, last)
-        to1, at1 = goal(places, c + 1, last)
-        to2, at2 = goal(places, c + 2, last)
-        to3, at3 = goal(places, c + 3, last)
-        y0, y1, y2, y3 = rows.at(to0), rows.at(to1), rows.at(to2), rows.at(to3)
+        goes = T.reshape(T.where(kept, expert // L, T.i64(-1)), (BR, KP))
+        at = T.reshape(expert % L * C + place.astype(T.i64), (BR, KP))
+        k = T.iota(KP)
+        earliest = T.min(T.where(goes[:, :, None] == goes[:, None, :], k[None, None, :], T.i64(KP)), axis=2)
+        source = T.sum(T.where(earliest[:, :, None] == k[None, None, :], at[:, None, :], T.i64(0)), axis=2)
+        later = (goes >= 0) & (goes != me) & (earliest < k[None, :])
+        words = T.where(goes >= 0, (goes << RANK_AT) + at, T.i64(-1)) + T.where(later, T.i64(1 << FOLLOWS), T.i64(0))
+        places.local.store((t,), T.reshape(words, (BR * KP,)))
+        sources.local.store((t,), T.reshape(source, (BR * KP,)))
+    start, last = first * BR, T.minimum(stop * BR, tokens)
+    for i in T.range(T.cdiv(last - start, TOGETHER)):
+        t = start + i * TOGETHER
         for j in T.range(T.cdiv(x.shape[1], BH)):
-            r0 = fetched(x, c, last, j, K, BH)
-            r1 = fetched(x, c + 1, last, j, K, BH)
-            r2 = fetched(x, c + 2, last, j, K, BH)
-            r3 = fetched(x, c + 3, last, j, K, BH)
-            y0.gather(T.reshape(at0, (1,))).store((0, j), r0)
-            y1.gather(T.reshape(at1, (1,))).store((0, j), r1)
-            y2.gather(T.reshape(at2, (1,))).store((0, j), r2)
-            y3.gather(T.reshape(at3, (1,))).store((0, j), r3)
+            r0, r1, r2, r3 = row_of(x, t, j, BH), row_of(x, t + 1, j, BH), row_of(x, t + 2, j, BH), row_of(x, t + 3, j, BH)
+            p0, p1 = sent(places.local, t, 0, last, K, KP), sent(places.local, t + 1, 0, last, K, KP)
+            p2, p3 = sent(places.local, t + 2, 0, last, K, KP), sent(places.local, t + 3, 0, last, K, KP)
+            for k in T.range(K):
+                n0, n1 = sent(places.local, t, k + 1, last, K, KP), sent(places.local, t + 1, k + 1, last, K, KP)
+                n2, n3 = sent(places.local, t + 2, k + 1, last, K, KP), sent(places.local, t + 3, k + 1, last, K, KP)
+                put_row(rows, p0, j, r0)
+                put_row(rows, p1, j, r1)
+                put_row(rows, p2, j, r2)
+                put_row(rows, p3, j, r3)
+                p0, p1, p2, p3 = n0, n1, n2, n3
+    count = T.maximum(last - start, 0) * KP
+    own_places = places.local.slice((start * KP,), (count,))
+    own_sources = sources.local.slice((start * KP,), (count,))
+    for r in T.peers():
+        listed = copies.at(r).slice(((me * P + p) * most,), (most,))
+        many = T.i64(0)
+        for s in T.range(own_places.num_tiles((LISTED,))[0]):
+            place = own_places.load((s,), (LISTED,))
+            rank, at = parted(place)
+            mine = follows(place) & (rank == r)
+            at_list = T.where(mine, many + T.cumsum(T.where(mine, T.i64(1), T.i64(0))) - 1, T.i64(-1))
+            listed.gather(at_list).store((0,), (own_sources.load((s,), (LISTED,)) << FROM_AT) + at)
+            many += T.sum(T.where(mine, T.i64(1), T.i64(0)))
+        T.st(copied_rows, many, (me, p), rank=r, order=T.weak)
     all_counts = summed(counts.local, half, half + n, BS, EP)
     for tile in received.tiles():
         total = one(all_counts, me * L + tile.index[0], EP)
         tile.store(T.full((1, 1), T.minimum(total, C), T.i64))
     done.notify()
     done.wait()
+    for r in T.peers():
+        many = T.ld(copied_rows.local, (r, p), order=T.weak)
+        listed = copies.local.slice(((r * P + p) * most,), (most,))
+        for i in T.range(T.cdiv(many, TOGETHER)):
+            c = i * TOGETHER
+            from0, to0 = copied(listed, c, many)
+            from1, to1 = copied(listed, c + 1, many)
+            from2, to2 = copied(listed, c + 2, many)
+            from3, to3 = copied(listed, c + 3, many)
+            for j in T.range(T.cdiv(x.shape[1], BH)):
+                r0, r1 = row_of(rows.local, from0, j, BH), row_of(rows.local, from1, j, BH)
+                r2, r3 = row_of(rows.local, from2, j, BH), row_of(rows.local, from3, j, BH)
+                to_row(rows.local, to0, j, r0)
+                to_row(rows.local, to1, j, r1)
+                to_row(rows.local, to2, j, r2)
+                to_row(rows.local, to3, j, r3)
     T.st(turn.local, epoch, (p,), order=T.weak)
 
 
-def word(words: T.Shared, c: T.Tile) -> T.Tile:
-    """Word c, as a tile whose index is seen to be inside: each check in front of a word is one more thing that the row
-    of a choice comes after, and the rows of the next ones with it. Two H200 fetch 311 GB/s so, and 300 with checks."""
-    last = T.maximum(words.num_tiles((1,))[0] - 1, 0)
-    return T.reshape(words.load((T.minimum(T.maximum(c, 0), last),), (1,)), ())
-
-
-def lies(places: T.Peer, weights: T.Shared, c: T.Tile) -> tuple[T.Tile, T.Tile, T.Tile]:
-    """The rank and the row of choice c, and its weight; row -1 and weight 0 for a choice without a place."""
-    place = word(places.local, c)
+def lies(places: T.Peer, weights: T.Shared, t: T.Tile, k: int, K: int, KP: int) -> tuple[T.Tile, T.Tile, T.Tile]:
+    """The rank and the row of choice k of row t, and its weight; row -1 and weight 0 for one without a place."""
+    place = word(places.local, t * KP + k)
     rank, at = parted(place)
-    return rank, at, T.where(place >= 0, word(weights, c), 0.0)
+    return rank, at, T.where(place >= 0, word(weights, t * K + k), 0.0)
 
 
 def row_at(there: T.Shared, at: T.Tile, j: T.Tile, BH: int) -> T.Tile:
@@ -170,7 +239,7 @@ def row_at(there: T.Shared, at: T.Tile, j: T.Tile, BH: int) -> T.Tile:
 @kernel
 def combine(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], done: T.Signal,
-    agreed: T.i64, K: T.Const[int],
+    agreed: T.i64, K: T.Const[int], KP: T.Const[int],
 ) -> None:  # fmt: skip
     """out[t] = the sum over the choices k of row t, in order, of weights[t K + k] times what its expert made of it.
 
@@ -181,26 +250,96 @@ def combine(
     meet(hello, agreed)
     for tile in out.tiles():
         t, j = tile.index
-        c = t * K
         acc = T.zeros((1, BH), T.f32)
         for k in T.static_range(0, K - K % 4, 4):
-            to0, at0, w0 = lies(places, weights, c + k)
-            to1, at1, w1 = lies(places, weights, c + k + 1)
-            to2, at2, w2 = lies(places, weights, c + k + 2)
-            to3, at3, w3 = lies(places, weights, c + k + 3)
+            to0, at0, w0 = lies(places, weights, t, k, K, KP)
+            to1, at1, w1 = lies(places, weights, t, k + 1, K, KP)
+            to2, at2, w2 = lies(places, weights, t, k + 2, K, KP)
+            to3, at3, w3 = lies(places, weights, t, k + 3, K, KP)
             y0, y1, y2, y3 = y.at(to0), y.at(to1), y.at(to2), y.at(to3)
             r0, r1 = row_at(y0, at0, j, BH), row_at(y1, at1, j, BH)
             r2, r3 = row_at(y2, at2, j, BH), row_at(y3, at3, j, BH)
             acc = acc + r0 * w0 + r1 * w1 + r2 * w2 + r3 * w3
         for k in T.static_range(K - K % 4, K - K % 2, 2):
-            to0, at0, w0 = lies(places, weights, c + k)
-            to1, at1, w1 = lies(places, weights, c + k + 1)
+            to0, at0, w0 = lies(places, weights, t, k, K, KP)
+            to1, at1, w1 = lies(places, weights, t, k + 1, K, KP)
             y0, y1 = y.at(to0), y.at(to1)
             r0, r1 = row_at(y0, at0, j, BH), row_at(y1, at1, j, BH)
             acc = acc + r0 * w0 + r1 * w1
         for k in T.static_range(K - K % 2, K):
-            to0, at0, w0 = lies(places, weights, c + k)
+            to0, at0, w0 = lies(places, weights, t, k, K, KP)
             acc = acc + row_at(y.at(to0), at0, j, BH) * w0
         tile.store(acc.astype(out.dtype))
     done.notify()
     done.wait()
+
+
+def words_of(words: T.Shared, t: T.Tile, k: int, R: int, KP: int) -> T.Tile:
+    """The words of choice k of rows t to t + R - 1, [R]."""
+    return words.gather((t + T.iota(R)) * KP + k).load((0,), (R,))
+
+
+def rows_at(rows: T.Shared, at: T.Tile, j: T.Tile, R: int, BH: int) -> T.Tile:
+    """Columns j of rows [R], in f32; 0 for row -1."""
+    return rows.gather(at).load((0, j), (R, BH)).astype(T.f32)
+
+
+@kernel
+def combine_summed(
+    out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], given: T.Peer,
+    factors: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, rounds: T.Peer, agreed: T.i64, bands: T.i64,
+    senders: T.i64, K: T.Const[int], KP: T.Const[int],
+) -> None:  # fmt: skip
+    """As combine, but each rank adds what its own experts made of a row, and sends the sum."""
+    R, BH = out.tile_shape
+    p = T.program_id(0)
+    me = y.rank
+    epoch = T.ld(rounds.local, (p,), order=T.weak) + 1
+    tokens, across = out.shape[0], T.cdiv(out.shape[1], BH)
+    if p < senders:
+        for i in T.range(p, T.cdiv(tokens, R), senders):
+            c = i * (R * KP) + T.iota(R * KP)
+            place = T.where(c < tokens * KP, places.local.load((i,), (R * KP,)), T.i64(-1))
+            rank, at = parted(place)
+            weight = T.reshape(weights.load((i, 0), (R, KP)), (R * KP,))
+            for r in T.peers():
+                given.at(r).store((me * bands + i,), T.where(rank == r, at, T.i64(-1)))
+                factors.at(r).store((me * bands + i,), weight)
+        for r in T.peers():
+            T.st(lengths, tokens, (me, p), rank=r, order=T.weak)
+        meet(hello, agreed)
+        for r in T.peers():
+            theirs = T.ld(lengths.local, (r, p), order=T.weak)
+            for i in T.range(p, T.cdiv(theirs, R), senders):
+                t = (r * bands + i) * R
+                for j in T.range(across):
+                    acc = T.zeros((R, BH), T.f32)
+                    some = T.full((R,), -1, T.i64)
+                    for k in T.static_range(K):
+                        at = words_of(given.local, t, k, R, KP)
+                        weight = T.where(at >= 0, words_of(factors.local, t, k, R, KP), 0.0)
+                        acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+                        some = T.maximum(some, at)
+                    to = T.where(some >= 0, (me * bands + i) * R + T.iota(R), T.i64(-1))
+                    parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
+                    T.st(arrived, epoch, (me, i * across + j), rank=r, order=T.release)
+    for tile in out.tiles():
+        i, j = tile.index
+        acc = T.zeros((R, BH), T.f32)
+        t = i * R + T.iota(R)
+        for k in T.static_range(K):
+            place = T.where(t < tokens, words_of(places.local, i * R, k, R, KP), T.i64(-1))
+            rank, at = parted(place)
+            mine = (place >= 0) & (rank == me)
+            weight = T.where(mine, weights.reshape((tokens * K,)).gather(t * K + k).load((0,), (R,)), 0.0)
+            acc = acc + rows_at(y.local, T.where(mine, at, T.i64(-1)), j, R, BH) * weight[:, None]
+        for r in T.peers():
+            some = T.full((R,), False, T.b1)
+            for k in T.static_range(K):
+                place = T.where(t < tokens, words_of(places.local, i * R, k, R, KP), T.i64(-1))
+                rank, at = parted(place)
+                some = some | ((place >= 0) & (rank == r))
+            T.wait_at_least(arrived.local, epoch, (r, i * across + j))
+            acc = acc + rows_at(parts.local, T.where(some, (r * bands + i) * R + T.iota(R), T.i64(-1)), j, R, BH)
+        tile.store(acc.astype(out.dtype))
+    T.st(rounds.local, epoch, (p,), order=T.weak)
