@@ -201,6 +201,14 @@ def few_places(group, **options):
     return experts(group, places=4, **options)
 
 
+def summed_experts(group, **options):
+    return experts(group, top_k=3, partials=pt.f32, **options)
+
+
+def few_places_summed(group, **options):
+    return experts(group, top_k=3, places=4, partials=pt.f32, **options)
+
+
 PROGRAMS = {
     "all-gather + product": gathered_product,
     "product + reduce-scatter": scattered_product,
@@ -209,6 +217,8 @@ PROGRAMS = {
     "causal ring attention": causal_ring,
     "experts": experts,
     "experts with few places": few_places,
+    "experts whose results are added first": summed_experts,
+    "experts with few places whose results are added first": few_places_summed,
 }
 
 
@@ -238,5 +248,8 @@ SMALL = {
     "causal ring attention": _small(ring, causal=True, workers=2, tile=(2, 4)),
     "experts": _small(experts, rows=(3, 0, 2, 1), width=2, workers=2),
     "experts with few places": _small(experts, rows=(3, 0, 2, 1), width=2, places=4, workers=2),
+    "experts whose results are added first": _small(
+        experts, rows=(3, 0, 2, 1), width=2, top_k=3, partials=pt.f32, workers=2
+    ),
 }
 """Programs for the simulated machine: with several tiles and chunks for each program, and few elements in them."""

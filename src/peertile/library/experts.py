@@ -19,30 +19,24 @@ from peertile.runtime.tensor import Tensor
 
 __all__ = ["Dispatched", "Experts"]
 
+CHOICES = 128
+"""That are looked at together, at most, where a row has no more."""
 COUNTED = 1024
 """Pairs of a choice and an expert that are looked at together, at most."""
 SUMMED = 4096
-"""Counts of programs by expert that are added together, at most: each further turn is a round trip to memory."""
-MOVED = {False: 512, True: 2048}
-"""Columns of a row that are added at a time."""
+"""Counts of programs by expert that are one tile, at most; four of them are added in one trip to memory."""
 SENT_BYTES = {False: 1024, True: 8192}
 """Bytes of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
-SUMMED_BYTES = {False: 512, True: 2048}
-"""Bytes of a row of what is added that are one tile; as many columns are added at a time."""
+FETCHED = {False: 512, True: 2048}
+"""Columns of a row that are fetched for a combination at a time."""
 BAND = 4
-"""Rows that are added together."""
+"""Rows whose results are added together before they are sent."""
+ADDED_BYTES = {False: 512, True: 2048}
+"""Bytes of each of them that are added at a time."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
-
-
-def piece(columns: int, most: int) -> int:
-    """Columns of a row to move at a time: `most`, or a half or a quarter where less is left over at the end of a row.
-
-    >>> piece(8192, 2048), piece(7168, 2048), piece(100, 2048)
-    (2048, 1024, 128)
-    """
-    sizes = (min(power_of_two(columns), most) >> k for k in range(3))
-    return min((n for n in sizes if n), key=lambda n: (-columns % n if columns > n else 0, -n))
+MOST_PLACES = 1 << 31
+"""On a rank: a word names two of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,48 +105,52 @@ class Experts(FusedBase):
         self.on_rank = -(-experts // size)
         """Experts of a rank; the last ranks may have fewer."""
         held = self.on_rank * self.places
-        most = rows * top_k
+        if held >= MOST_PLACES:
+            raise ArgumentError(
+                f"Experts: places: expected fewer than {MOST_PLACES} on a rank, got {held}: {self.places} for each "
+                f"of its {self.on_rank} experts; make the communicator with fewer"
+            )
         self._wide = wide = power_of_two(size * self.on_rank)
+        self._choices = choices = power_of_two(top_k)
+        """Words of a row's choices."""
+        bands = self._bands = -(-rows // BAND)
+        pieces = -(-4 * width // ADDED_BYTES[False])
+        words = 8 * rows * choices * (2 + size) + 16 * size * MOST_WORKERS * (CHOICES + choices)
+        added = 0 if partials is None else size * bands * BAND * (width * partials.itemsize + 12 * choices + 8 * pieces)
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + 64 * (size + 1) * most + (1 << 20)
-            + (size * (rows + BAND) * width * dtype.itemsize + 64 * size * (rows + 128) * width * dtype.itemsize // 512 if partials is not None else 0),
+            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + words + added
+            + 24 * size * MOST_WORKERS + (1 << 14),
             movers=0,
             workers=workers,
-            agreed=(experts, rows, width, top_k, places, dtype.name),
+            agreed=(experts, rows, width, top_k, places, dtype.name, partials and partials.name),
             crowd=GPU_PROGRAMS,
-        )
-        # So few choices in a tile that there is one for every program, where there are as many.
-        spread = power_of_two(-(-most // self.programs))
-        self._choices = power_of_two(top_k)
-        self._tile = max(1, min(128, COUNTED // wide, spread) // self._choices)
-        listed = -(-(-(-rows // self._tile)) // self.programs) * self._tile * self._choices
-        """Choices of a program, at most."""
-        self._listed = listed
-        self._bands = -(-rows // BAND)
-        """Bands of rows that are added together."""
-        self._pieces = -(-width * dtype.itemsize // SUMMED_BYTES[self._on_gpu])
-        """Of a row of what is added."""
+        )  # fmt: skip
+        # So few rows in a tile that there is one for every program, where there are as many.
+        spread = power_of_two(-(-rows // self.programs))
+        self._tile = max(1, min(CHOICES // choices, COUNTED // (wide * choices), spread))
+        tiles = -(-rows // self._tile)
+        self._listed = -(-tiles // self.programs) * self._tile * choices
+        """Words of a program's choices, at most."""
         self._senders = max(1, self.programs // 2)
         heap = self.heap
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
             self._counts = self._own(heap.zeros((2 * size, wide), i32))
             self._tallies = self._own(heap.empty((self.programs, wide), i32))
-            self._places = self._own(heap.empty((rows * self._choices,), i64))
-            self._sources = self._own(heap.empty((rows * self._choices,), i64))
-            self._copies = self._own(heap.empty((size * self.programs * listed,), i64))
+            self._places = self._own(heap.empty((rows * choices,), i64))
+            self._sources = self._own(heap.empty((rows * choices,), i64))
+            self._copies = self._own(heap.empty((size * self.programs * self._listed,), i64))
             self._copied = self._own(heap.empty((size, self.programs), i64))
             self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
             self._done = self._own(heap.signal(slots=self.programs))
             if partials is not None:
-                tall = size * self._bands
-                self._given = self._own(heap.empty((tall * BAND * self._choices,), i64))
-                self._factors = self._own(heap.empty((tall * BAND * self._choices,), f32))
-                self._lengths = self._own(heap.empty((size, self._senders), i64))
-                self._parts = self._own(heap.empty((tall * BAND, width), dtype))
-                self._arrived = self._own(heap.zeros((size, self._bands * self._pieces), i64), is_words=True)
-                self._rounds = self._own(heap.zeros((self.programs,), i64), is_words=True)
+                self._given = self._own(heap.empty((size * bands * BAND * choices,), i64))
+                self._factors = self._own(heap.empty((size * bands * BAND * choices,), f32))
+                self._lengths = self._own(heap.empty((size, self.programs), i64))
+                self._parts = self._own(heap.empty((size * bands * BAND, width), partials))
+                self._arrived = self._own(heap.zeros((size, bands * pieces), i64), is_words=True)
+                self._calls = self._own(heap.zeros((self.programs,), i64), is_words=True)
         self._last: Dispatched | None = None
 
     def dispatch(self, x: Tensor, ids: Tensor) -> DeviceOp[Dispatched]:
@@ -222,21 +220,21 @@ class Experts(FusedBase):
             )
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
-        if self.partials is not None and columns * self.partials.itemsize <= self.width * self.dtype.itemsize:
-            wide = min(power_of_two(columns), SUMMED_BYTES[self._on_gpu] // self.partials.itemsize)
+        if self.partials is not None and columns <= self.width:
+            wide = min(power_of_two(columns), ADDED_BYTES[self._on_gpu] // self.partials.itemsize)
             launch = experts_kernels.combine_summed(
                 z.partition((BAND, wide)).persistent(
                     programs=self.programs, spare=self._senders if self.programs > 1 else 0
                 ),
                 made, weights, self._hello, self._places, self._given, self._factors, self._lengths,
-                self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._rounds,
+                self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._calls,
                 self._number(name, columns), self._bands, self._senders, K=self.top_k,
                 KP=self._choices,
             )  # fmt: skip
             return self._met(launch).map(lambda *_: z)
         launch = experts_kernels.combine(
-            z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
-            weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
+            z.partition((1, min(power_of_two(columns), FETCHED[self._on_gpu]))).persistent(programs=self.programs),
+            made, weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
             K=self.top_k, KP=self._choices,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: z)

@@ -51,12 +51,20 @@ def share(tiles: T.Tile, p: T.Tile, P: T.Tile) -> tuple[T.Tile, T.Tile]:
     return p * tiles // P, (p + 1) * tiles // P
 
 
+def counted(counts: T.Shared, s: T.Tile, BS: int, EP: int) -> T.Tile:
+    """Tile s of counts, [BS, EP]; 0 where there is none."""
+    last = T.maximum(counts.num_tiles((BS, EP))[0] - 1, 0)
+    return T.where(s <= last, counts.load((T.minimum(s, last), 0), (BS, EP)), T.i32(0))
+
+
 def summed(counts: T.Shared, first: T.Tile, last: T.Tile, BS: int, EP: int) -> T.Tile:
-    """The sum of rows `first` to `last` of counts [rows, EP]."""
+    """The sum of rows `first` to `last` of counts [rows, EP]: four tiles at a time, which come in one trip."""
     part = counts.slice((first, 0), (last - first, EP))
     total = T.zeros((EP,), T.i32)
-    for s in T.range(part.num_tiles((BS, EP))[0]):
-        total += T.sum(part.load((s, 0), (BS, EP)), axis=0)
+    for s in T.range(0, part.num_tiles((BS, EP))[0], 4):
+        c0, c1 = counted(part, s, BS, EP), counted(part, s + 1, BS, EP)
+        c2, c3 = counted(part, s + 2, BS, EP), counted(part, s + 3, BS, EP)
+        total += T.sum(c0 + c1 + (c2 + c3), axis=0)
     return total
 
 
@@ -84,7 +92,7 @@ def word(words: T.Shared, c: T.Tile) -> T.Tile:
 
 def sent(places: T.Shared, t: T.Tile, k: T.Tile, last: T.Tile, K: int, KP: int) -> T.Tile:
     """The place that row t is sent to for choice k; -1 for a row from `last` on, and for what its rank copies."""
-    place = word(places, t * KP + T.minimum(k, K - 1))
+    place = word(places, T.minimum(t, last - 1) * KP + T.minimum(k, K - 1))
     return T.where((t < last) & ~follows(place), place, -1)
 
 
@@ -101,7 +109,7 @@ def put_row(rows: T.Peer, place: T.Tile, j: T.Tile, piece: T.Tile) -> None:
 
 def copied(words: T.Shared, c: T.Tile, last: T.Tile) -> tuple[T.Tile, T.Tile]:
     """The rows from which and to which copy c goes; -1 from `last` on."""
-    both = word(words, c)
+    both = word(words, T.minimum(c, last - 1))
     return T.where(c < last, both >> FROM_AT, -1), T.where(c < last, both & ((1 << FROM_AT) - 1), -1)
 
 
@@ -174,9 +182,10 @@ def dispatch(
     for i in T.range(T.cdiv(last - start, TOGETHER)):
         t = start + i * TOGETHER
         for j in T.range(T.cdiv(x.shape[1], BH)):
-            r0, r1, r2, r3 = row_of(x, t, j, BH), row_of(x, t + 1, j, BH), row_of(x, t + 2, j, BH), row_of(x, t + 3, j, BH)
-            p0, p1 = sent(places.local, t, 0, last, K, KP), sent(places.local, t + 1, 0, last, K, KP)
-            p2, p3 = sent(places.local, t + 2, 0, last, K, KP), sent(places.local, t + 3, 0, last, K, KP)
+            r0, r1 = row_of(x, t, j, BH), row_of(x, t + 1, j, BH)
+            r2, r3 = row_of(x, t + 2, j, BH), row_of(x, t + 3, j, BH)
+            p0, p1 = sent(places.local, t, T.i64(0), last, K, KP), sent(places.local, t + 1, T.i64(0), last, K, KP)
+            p2, p3 = sent(places.local, t + 2, T.i64(0), last, K, KP), sent(places.local, t + 3, T.i64(0), last, K, KP)
             for k in T.range(K):
                 n0, n1 = sent(places.local, t, k + 1, last, K, KP), sent(places.local, t + 1, k + 1, last, K, KP)
                 n2, n3 = sent(places.local, t + 2, k + 1, last, K, KP), sent(places.local, t + 3, k + 1, last, K, KP)
@@ -296,10 +305,11 @@ def combine_summed(
     me = y.rank
     epoch = T.ld(rounds.local, (p,), order=T.weak) + 1
     tokens, across = out.shape[0], T.cdiv(out.shape[1], BH)
+    placed = places.local.slice((0,), (tokens * KP,))
     if p < senders:
         for i in T.range(p, T.cdiv(tokens, R), senders):
             c = i * (R * KP) + T.iota(R * KP)
-            place = T.where(c < tokens * KP, places.local.load((i,), (R * KP,)), T.i64(-1))
+            place = T.where(c < tokens * KP, placed.load((i,), (R * KP,)), T.i64(-1))
             rank, at = parted(place)
             weight = T.reshape(weights.load((i, 0), (R, KP)), (R * KP,))
             for r in T.peers():
@@ -328,7 +338,7 @@ def combine_summed(
         acc = T.zeros((R, BH), T.f32)
         t = i * R + T.iota(R)
         for k in T.static_range(K):
-            place = T.where(t < tokens, words_of(places.local, i * R, k, R, KP), T.i64(-1))
+            place = T.where(t < tokens, words_of(placed, i * R, k, R, KP), T.i64(-1))
             rank, at = parted(place)
             mine = (place >= 0) & (rank == me)
             weight = T.where(mine, weights.reshape((tokens * K,)).gather(t * K + k).load((0,), (R,)), 0.0)
@@ -336,7 +346,7 @@ def combine_summed(
         for r in T.peers():
             some = T.full((R,), False, T.b1)
             for k in T.static_range(K):
-                place = T.where(t < tokens, words_of(places.local, i * R, k, R, KP), T.i64(-1))
+                place = T.where(t < tokens, words_of(placed, i * R, k, R, KP), T.i64(-1))
                 rank, at = parted(place)
                 some = some | ((place >= 0) & (rank == r))
             T.wait_at_least(arrived.local, epoch, (r, i * across + j))
