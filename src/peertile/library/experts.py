@@ -120,7 +120,7 @@ class Experts(FusedBase):
         super().__init__(
             where,
             staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + words + added
-            + 24 * size * MOST_WORKERS + (1 << 14),
+            + 32 * size * MOST_WORKERS + (1 << 14),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name, partials and partials.name),
@@ -147,7 +147,7 @@ class Experts(FusedBase):
             if partials is not None:
                 self._given = self._own(heap.empty((size * bands * BAND * choices,), i64))
                 self._factors = self._own(heap.empty((size * bands * BAND * choices,), f32))
-                self._lengths = self._own(heap.empty((size, self.programs), i64))
+                self._lengths = self._own(heap.empty((2 * size, self.programs), i64))
                 self._parts = self._own(heap.empty((size * bands * BAND, width), partials))
                 self._arrived = self._own(heap.zeros((size, bands * pieces), i64), is_words=True)
                 self._calls = self._own(heap.zeros((self.programs,), i64), is_words=True)

@@ -1,14 +1,19 @@
 """Dispatch of rows to experts and their combination, in the public language. `experts.py` checks and launches them.
 
-Expert e is number e % L of rank e // L, for L experts on a rank. The choices of a rank's rows are cut into tiles, and
-each program has some that follow each other. It counts their choices by expert; what the programs before it counted,
-and the ranks before this one, says where its rows go in each expert, and no row moves twice. All programs move rows,
-whatever the experts.
+Expert e is number e % L of rank e // L, for L experts on a rank. A rank's rows are cut into tiles, and each program has
+some that follow each other. It counts their choices by expert; what the programs before it counted, and the ranks
+before this one, says where its rows go in each expert. All programs move rows, whatever the experts.
 
-How memory that peers write is reused: no row is sent before every rank has told its counts in this call, so all ranks
-have ended what they did before. The counts themselves have two places, which take turns from call to call: a rank that
-is in call e knows that all others have begun call e - 1. Dispatch ends once everybody has sent this rank all of its
-rows, combine, which meets the others first, once nobody reads this rank's rows any more.
+A row goes to a rank once, into the place of its first choice there. What its other choices on that rank are comes as a
+list, and the program there that the list is for copies the row, once the program here that wrote it has told that the
+rows of its share have come: of eight experts a row, over two ranks, that leaves a quarter of the bytes to the link.
+
+How memory that peers write is reused: no row, and no list, is sent before every rank has told its counts in this call,
+so all ranks have ended what they did before. The counts themselves have two places, which take turns from call to call:
+a rank that is in call e knows that all others have begun call e - 1. Dispatch ends once everybody has sent this rank
+all of its rows, combine, which meets the others first, once nobody reads this rank's rows any more. combine_summed ends
+once all sums have come; what it tells the others of its choices is read before those come, and how many rows it has
+takes turns between two places.
 """
 
 # ruff: noqa: PT009
@@ -296,14 +301,15 @@ def rows_at(rows: T.Shared, at: T.Tile, j: T.Tile, R: int, BH: int) -> T.Tile:
 @kernel
 def combine_summed(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], given: T.Peer,
-    factors: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, rounds: T.Peer, agreed: T.i64, bands: T.i64,
+    factors: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, calls: T.Peer, agreed: T.i64, bands: T.i64,
     senders: T.i64, K: T.Const[int], KP: T.Const[int],
 ) -> None:  # fmt: skip
     """As combine, but each rank adds what its own experts made of a row, and sends the sum."""
     R, BH = out.tile_shape
     p = T.program_id(0)
     me = y.rank
-    epoch = T.ld(rounds.local, (p,), order=T.weak) + 1
+    epoch = T.ld(calls.local, (p,), order=T.weak) + 1
+    half = epoch % 2 * y.num_ranks
     tokens, across = out.shape[0], T.cdiv(out.shape[1], BH)
     placed = places.local.slice((0,), (tokens * KP,))
     if p < senders:
@@ -316,10 +322,10 @@ def combine_summed(
                 given.at(r).store((me * bands + i,), T.where(rank == r, at, T.i64(-1)))
                 factors.at(r).store((me * bands + i,), weight)
         for r in T.peers():
-            T.st(lengths, tokens, (me, p), rank=r, order=T.weak)
+            T.st(lengths, tokens, (half + me, p), rank=r, order=T.weak)
         meet(hello, agreed)
         for r in T.peers():
-            theirs = T.ld(lengths.local, (r, p), order=T.weak)
+            theirs = T.ld(lengths.local, (half + r, p), order=T.weak)
             for i in T.range(p, T.cdiv(theirs, R), senders):
                 t = (r * bands + i) * R
                 for j in T.range(across):
@@ -352,4 +358,4 @@ def combine_summed(
             T.wait_at_least(arrived.local, epoch, (r, i * across + j))
             acc = acc + rows_at(parts.local, T.where(some, (r * bands + i) * R + T.iota(R), T.i64(-1)), j, R, BH)
         tile.store(acc.astype(out.dtype))
-    T.st(rounds.local, epoch, (p,), order=T.weak)
+    T.st(calls.local, epoch, (p,), order=T.weak)
