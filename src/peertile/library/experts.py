@@ -33,6 +33,11 @@ BAND = 4
 """Rows whose results are added together before they are sent."""
 ADDED_BYTES = {False: 512, True: 2048}
 """Bytes of each of them that are added at a time."""
+TOLD = 2
+"""Tiles of a sender, of which it tells the last."""
+COLUMNS_FIRST = 1 << 16
+"""So many tiles below each other come before what is right of them, as senders send them: what comes first is folded
+first."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
 MOST_PLACES = 1 << 31
@@ -114,13 +119,12 @@ class Experts(FusedBase):
         self._choices = choices = power_of_two(top_k)
         """Words of a row's choices."""
         bands = self._bands = -(-rows // BAND)
-        pieces = -(-4 * width // ADDED_BYTES[False])
         words = 8 * rows * choices * (2 + size) + 16 * size * MOST_WORKERS * (CHOICES + choices)
-        added = 0 if partials is None else size * bands * BAND * (width * partials.itemsize + 12 * choices + 8 * pieces)
+        added = 0 if partials is None else size * bands * BAND * (width * partials.itemsize + 12 * choices)
         super().__init__(
             where,
             staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + words + added
-            + 32 * size * MOST_WORKERS + (1 << 14),
+            + 40 * size * MOST_WORKERS + (1 << 14),
             movers=0,
             workers=workers,
             agreed=(experts, rows, width, top_k, places, dtype.name, partials and partials.name),
@@ -149,7 +153,7 @@ class Experts(FusedBase):
                 self._factors = self._own(heap.empty((size * bands * BAND * choices,), f32))
                 self._lengths = self._own(heap.empty((2 * size, self.programs), i64))
                 self._parts = self._own(heap.empty((size * bands * BAND, width), partials))
-                self._arrived = self._own(heap.zeros((size, bands * pieces), i64), is_words=True)
+                self._arrived = self._own(heap.zeros((size, self.programs), i64), is_words=True)
                 self._calls = self._own(heap.zeros((self.programs,), i64), is_words=True)
         self._last: Dispatched | None = None
 
@@ -224,11 +228,11 @@ class Experts(FusedBase):
             wide = min(power_of_two(columns), ADDED_BYTES[self._on_gpu] // self.partials.itemsize)
             launch = experts_kernels.combine_summed(
                 z.partition((BAND, wide)).persistent(
-                    programs=self.programs, spare=self._senders if self.programs > 1 else 0
+                    programs=self.programs, swizzle=COLUMNS_FIRST, spare=self._senders if self.programs > 1 else 0
                 ),
                 made, weights, self._hello, self._places, self._given, self._factors, self._lengths,
                 self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._calls,
-                self._number(name, columns), self._bands, self._senders, K=self.top_k,
+                self._number(name, columns), self._bands, self._senders, TOLD, K=self.top_k,
                 KP=self._choices,
             )  # fmt: skip
             return self._met(launch).map(lambda *_: z)

@@ -35,6 +35,8 @@ FOLLOWS = 40
 """The bit that says of a place that its row is sent to its rank for an earlier choice; below it is the row there."""
 FROM_AT = 32
 """The bit from which on the word of a copy is the row that is copied; below it is the row that it becomes."""
+COUNT_BITS = 32
+"""Of a word that tells a call and how many tiles were sent in it."""
 LISTED = 64
 """Choices that are looked at together for what their rank has to copy."""
 
@@ -288,7 +290,7 @@ def combine(
     done.wait()
 
 
-def words_of(words: T.Shared, t: T.Tile, k: int, R: int, KP: int) -> T.Tile:
+def words_of(words: T.Shared, t: T.Tile, k: T.Tile, R: int, KP: int) -> T.Tile:
     """The words of choice k of rows t to t + R - 1, [R]."""
     return words.gather((t + T.iota(R)) * KP + k).load((0,), (R,))
 
@@ -298,13 +300,33 @@ def rows_at(rows: T.Shared, at: T.Tile, j: T.Tile, R: int, BH: int) -> T.Tile:
     return rows.gather(at).load((0, j), (R, BH)).astype(T.f32)
 
 
+def own_choice(
+    placed: T.Shared, weights: T.Shared, t: T.Tile, k: T.Tile, tokens: T.Tile, me: T.Tile, R: int, K: int, KP: int
+) -> tuple[T.Tile, T.Tile]:
+    """Of choice k of rows t to t + R - 1: the row here, and its weight; -1 and 0 for what is elsewhere."""
+    place = T.where(t + T.iota(R) < tokens, words_of(placed, t, k, R, KP), T.i64(-1))
+    rank, at = parted(place)
+    mine = (place >= 0) & (rank == me)
+    return T.where(mine, at, T.i64(-1)), T.where(mine, words_of(weights, t, k, R, K), 0.0)
+
+
+def of_sender(tokens: T.Tile, q: T.Tile, senders: T.Tile, R: int) -> T.Tile:
+    """How many of the bands of R of so many rows are sender q's."""
+    return T.maximum(T.cdiv(T.cdiv(tokens, R) - q, senders), 0)
+
+
 @kernel
 def combine_summed(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], given: T.Peer,
     factors: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, calls: T.Peer, agreed: T.i64, bands: T.i64,
-    senders: T.i64, K: T.Const[int], KP: T.Const[int],
+    senders: T.i64, every: T.i64, K: T.Const[int], KP: T.Const[int],
 ) -> None:  # fmt: skip
-    """As combine, but each rank adds what its own experts made of a row, and sends the sum."""
+    """As combine, but each rank adds what its own experts made of a row, and sends the sum.
+
+    A band of rows of whatever rank is the business of one program of each rank, one of the first `senders`, which has
+    as many others to fold what they send: sums are folded in the order in which they come. A sender tells after `every`
+    tile how many it has sent of a rank's, since what tells has to wait until they have come.
+    """
     R, BH = out.tile_shape
     p = T.program_id(0)
     me = y.rank
@@ -325,37 +347,46 @@ def combine_summed(
             T.st(lengths, tokens, (half + me, p), rank=r, order=T.weak)
         meet(hello, agreed)
         for r in T.peers():
-            theirs = T.ld(lengths.local, (half + r, p), order=T.weak)
-            for i in T.range(p, T.cdiv(theirs, R), senders):
+            many = of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, senders, R)
+            for s in T.range(many * across):
+                i, j = p + s % many * senders, s // many
                 t = (r * bands + i) * R
-                for j in T.range(across):
-                    acc = T.zeros((R, BH), T.f32)
-                    some = T.full((R,), -1, T.i64)
-                    for k in T.static_range(K):
-                        at = words_of(given.local, t, k, R, KP)
-                        weight = T.where(at >= 0, words_of(factors.local, t, k, R, KP), 0.0)
+                acc = T.zeros((R, BH), T.f32)
+                some = T.full((R,), -1, T.i64)
+                for g in T.range(0, K - K % TOGETHER, TOGETHER):
+                    for k in T.static_range(TOGETHER):
+                        at = words_of(given.local, t, g + k, R, KP)
+                        weight = T.where(at >= 0, words_of(factors.local, t, g + k, R, KP), 0.0)
                         acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
                         some = T.maximum(some, at)
-                    to = T.where(some >= 0, (me * bands + i) * R + T.iota(R), T.i64(-1))
-                    parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
-                    T.st(arrived, epoch, (me, i * across + j), rank=r, order=T.release)
+                for k in T.static_range(K - K % TOGETHER, K):
+                    at = words_of(given.local, t, T.i64(k), R, KP)
+                    weight = T.where(at >= 0, words_of(factors.local, t, T.i64(k), R, KP), 0.0)
+                    acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+                    some = T.maximum(some, at)
+                to = T.where(some >= 0, (me * bands + i) * R + T.iota(R), T.i64(-1))
+                parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
+                if (s + 1) % every == 0 or s + 1 == many * across:
+                    T.st(arrived, (epoch << COUNT_BITS) + s + 1, (me, p), rank=r, order=T.release)
     for tile in out.tiles():
         i, j = tile.index
         acc = T.zeros((R, BH), T.f32)
-        t = i * R + T.iota(R)
-        for k in T.static_range(K):
-            place = T.where(t < tokens, words_of(placed, i * R, k, R, KP), T.i64(-1))
-            rank, at = parted(place)
-            mine = (place >= 0) & (rank == me)
-            weight = T.where(mine, weights.reshape((tokens * K,)).gather(t * K + k).load((0,), (R,)), 0.0)
-            acc = acc + rows_at(y.local, T.where(mine, at, T.i64(-1)), j, R, BH) * weight[:, None]
+        flat = weights.reshape((tokens * K,))
+        for g in T.range(0, K - K % TOGETHER, TOGETHER):
+            for k in T.static_range(TOGETHER):
+                at, weight = own_choice(placed, flat, i * R, g + k, tokens, me, R, K, KP)
+                acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+        for k in T.static_range(K - K % TOGETHER, K):
+            at, weight = own_choice(placed, flat, i * R, T.i64(k), tokens, me, R, K, KP)
+            acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
         for r in T.peers():
             some = T.full((R,), False, T.b1)
-            for k in T.static_range(K):
-                place = T.where(t < tokens, words_of(placed, i * R, k, R, KP), T.i64(-1))
-                rank, at = parted(place)
-                some = some | ((place >= 0) & (rank == r))
-            T.wait_at_least(arrived.local, epoch, (r, i * across + j))
-            acc = acc + rows_at(parts.local, T.where(some, (r * bands + i) * R + T.iota(R), T.i64(-1)), j, R, BH)
+            for k in T.range(K):
+                rank, at = parted(words_of(placed, i * R, k, R, KP))
+                some = some | ((at >= 0) & (rank == r))
+            q = i % senders
+            sent = j * of_sender(tokens, q, senders, R) + i // senders + 1
+            T.wait_at_least(arrived.local, (epoch << COUNT_BITS) + sent, (r, q))
+            acc = acc + rows_at(parts.local, T.where(some & (i * R + T.iota(R) < tokens), (r * bands + i) * R + T.iota(R), T.i64(-1)), j, R, BH)
         tile.store(acc.astype(out.dtype))
     T.st(calls.local, epoch, (p,), order=T.weak)
