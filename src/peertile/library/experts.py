@@ -66,7 +66,12 @@ class Experts(FusedBase):
     rows an expert takes from all ranks together: what goes beyond is left out, the last ranks' last rows first, the
     same on every run. By default there is a place for every row that there can be, and nothing is left out.
 
-    Memory on every rank: L · places · width elements; places is ranks · rows by default.
+    A row that chose several experts of a rank goes there once and is copied there. With `partials`, f32, f16 or bf16,
+    results come back once as well: each rank adds what its experts made of a row, in f32, and sends the sum in that
+    type. Without it every result comes as it is, and they are added in the order of the choices.
+
+    Memory on every rank: L · places · width elements; places is ranks · rows by default. With `partials` ranks · rows ·
+    width more.
 
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.experts import Experts
@@ -136,7 +141,7 @@ class Experts(FusedBase):
         tiles = -(-rows // self._tile)
         self._listed = -(-tiles // self.programs) * self._tile * choices
         """Words of a program's choices, at most."""
-        self._senders = max(1, self.programs // 2)
+        self._senders = self.programs
         heap = self.heap
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
@@ -199,12 +204,13 @@ class Experts(FusedBase):
         y: SymmetricTensor | None = None,
         out: Tensor | None = None,
     ) -> DeviceOp[Tensor]:
-        """out[t] = Σ_k weights[t, k] · (what the expert of choice k made of row t), in the order of the choices.
+        """out[t] = Σ_k weights[t, k] · (what the expert of choice k made of row t), in the order of the choices; with
+        `partials` of each rank alone, this one first, then those behind it, and around.
 
         `sent` is what the last dispatch gave; weights [rows, top_k] f32 without gaps. y [experts of a rank · places,
         columns], symmetric and f32, f16 or bf16, holds what the experts made of their rows, each in its place:
         `sent.rows` itself, changed in place, unless given. out [rows, columns] of y's dtype; sums are f32. A choice
-        of no expert, or one that was left out, adds nothing.
+        of no expert, or one that was left out, adds nothing. A y with more columns than `width` has no `partials`.
         """
         name = "combine"
         self._check_open(name)
@@ -228,7 +234,8 @@ class Experts(FusedBase):
             wide = min(power_of_two(columns), ADDED_BYTES[self._on_gpu] // self.partials.itemsize)
             launch = experts_kernels.combine_summed(
                 z.partition((BAND, wide)).persistent(
-                    programs=self.programs, swizzle=COLUMNS_FIRST, spare=self._senders if self.programs > 1 else 0
+                    programs=self.programs, swizzle=COLUMNS_FIRST,
+                    spare=self._senders if self._senders < self.programs else 0
                 ),
                 made, weights, self._hello, self._places, self._given, self._factors, self._lengths,
                 self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._calls,

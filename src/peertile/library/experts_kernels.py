@@ -315,6 +315,48 @@ def of_sender(tokens: T.Tile, q: T.Tile, senders: T.Tile, R: int) -> T.Tile:
     return T.maximum(T.cdiv(T.cdiv(tokens, R) - q, senders), 0)
 
 
+def added(
+    y: T.Peer, given: T.Peer, factors: T.Peer, t: T.Tile, j: T.Tile, R: int, BH: int, K: int, KP: int
+) -> tuple[T.Tile, T.Tile]:
+    """Columns j of what this rank's experts made of rows t to t + R - 1 of all ranks, added; and -1 for a row of which
+    they made nothing."""
+    acc = T.zeros((R, BH), T.f32)
+    some = T.full((R,), -1, T.i64)
+    for g in T.range(0, K - K % TOGETHER, TOGETHER):
+        for k in T.static_range(TOGETHER):
+            at = words_of(given.local, t, g + k, R, KP)
+            weight = T.where(at >= 0, words_of(factors.local, t, g + k, R, KP), 0.0)
+            acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+            some = T.maximum(some, at)
+    for k in T.static_range(K - K % TOGETHER, K):
+        at = words_of(given.local, t, T.i64(k), R, KP)
+        weight = T.where(at >= 0, words_of(factors.local, t, T.i64(k), R, KP), 0.0)
+        acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+        some = T.maximum(some, at)
+    return acc, some
+
+
+def send_sum(
+    y: T.Peer, given: T.Peer, factors: T.Peer, lengths: T.Peer, parts: T.Peer, s: T.Tile, half: T.Tile, bands: T.Tile,
+    across: T.Tile, R: int, BH: int, K: int, KP: int,
+) -> None:  # fmt: skip
+    """Tile s of what this program sends of each other rank, if it has so many."""
+    p, P = T.program_id(0), T.num_programs(0)
+    for r in T.peers():
+        many = of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, P, R)
+        if s < many * across:
+            i, j = p + s % many * P, s // many
+            acc, some = added(y, given, factors, (r * bands + i) * R, j, R, BH, K, KP)
+            to = T.where(some >= 0, (y.rank * bands + i) * R + T.iota(R), T.i64(-1))
+            parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
+
+
+def tell_sent(arrived: T.Peer, epoch: T.Tile, sent: T.Tile) -> None:
+    """Tells the others how many tiles this program has sent them."""
+    for r in T.peers():
+        T.st(arrived, (epoch << COUNT_BITS) + sent, (arrived.rank, T.program_id(0)), rank=r, order=T.release)
+
+
 @kernel
 def combine_summed(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], given: T.Peer,
@@ -323,55 +365,41 @@ def combine_summed(
 ) -> None:  # fmt: skip
     """As combine, but each rank adds what its own experts made of a row, and sends the sum.
 
-    A band of rows of whatever rank is the business of one program of each rank, one of the first `senders`, which has
-    as many others to fold what they send: sums are folded in the order in which they come. A sender tells after `every`
-    tile how many it has sent of a rank's, since what tells has to wait until they have come.
+    A band of rows of whatever rank is the business of one program of each rank. It sends a tile of the others' and
+    folds one of its own in turn, and what it folds was sent some turns ago.
     """
     R, BH = out.tile_shape
-    p = T.program_id(0)
+    p, P = T.program_id(0), T.num_programs(0)
     me = y.rank
     epoch = T.ld(calls.local, (p,), order=T.weak) + 1
     half = epoch % 2 * y.num_ranks
     tokens, across = out.shape[0], T.cdiv(out.shape[1], BH)
     placed = places.local.slice((0,), (tokens * KP,))
-    if p < senders:
-        for i in T.range(p, T.cdiv(tokens, R), senders):
-            c = i * (R * KP) + T.iota(R * KP)
-            place = T.where(c < tokens * KP, placed.load((i,), (R * KP,)), T.i64(-1))
-            rank, at = parted(place)
-            weight = T.reshape(weights.load((i, 0), (R, KP)), (R * KP,))
-            for r in T.peers():
-                given.at(r).store((me * bands + i,), T.where(rank == r, at, T.i64(-1)))
-                factors.at(r).store((me * bands + i,), weight)
+    flat = weights.reshape((tokens * K,))
+    for i in T.range(p, T.cdiv(tokens, R), P):
+        c = i * (R * KP) + T.iota(R * KP)
+        place = T.where(c < tokens * KP, placed.load((i,), (R * KP,)), T.i64(-1))
+        rank, at = parted(place)
+        weight = T.reshape(weights.load((i, 0), (R, KP)), (R * KP,))
         for r in T.peers():
-            T.st(lengths, tokens, (half + me, p), rank=r, order=T.weak)
-        meet(hello, agreed)
-        for r in T.peers():
-            many = of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, senders, R)
-            for s in T.range(many * across):
-                i, j = p + s % many * senders, s // many
-                t = (r * bands + i) * R
-                acc = T.zeros((R, BH), T.f32)
-                some = T.full((R,), -1, T.i64)
-                for g in T.range(0, K - K % TOGETHER, TOGETHER):
-                    for k in T.static_range(TOGETHER):
-                        at = words_of(given.local, t, g + k, R, KP)
-                        weight = T.where(at >= 0, words_of(factors.local, t, g + k, R, KP), 0.0)
-                        acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-                        some = T.maximum(some, at)
-                for k in T.static_range(K - K % TOGETHER, K):
-                    at = words_of(given.local, t, T.i64(k), R, KP)
-                    weight = T.where(at >= 0, words_of(factors.local, t, T.i64(k), R, KP), 0.0)
-                    acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-                    some = T.maximum(some, at)
-                to = T.where(some >= 0, (me * bands + i) * R + T.iota(R), T.i64(-1))
-                parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
-                if (s + 1) % every == 0 or s + 1 == many * across:
-                    T.st(arrived, (epoch << COUNT_BITS) + s + 1, (me, p), rank=r, order=T.release)
+            given.at(r).store((me * bands + i,), T.where(rank == r, at, T.i64(-1)))
+            factors.at(r).store((me * bands + i,), weight)
+    for r in T.peers():
+        T.st(lengths, tokens, (half + me, p), rank=r, order=T.weak)
+    meet(hello, agreed)
+    most = T.i64(0)
+    for r in T.peers():
+        most = T.maximum(most, of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, P, R) * across)
+    own = T.maximum(T.cdiv(T.cdiv(tokens, R) * across - p, P), 0)
+    s = T.maximum(T.minimum(every, most), most - own)
+    for ahead in T.range(s):
+        send_sum(y, given, factors, lengths, parts, ahead, half, bands, across, R, BH, K, KP)
+    if s > 0:
+        tell_sent(arrived, epoch, s)
     for tile in out.tiles():
         i, j = tile.index
+        send_sum(y, given, factors, lengths, parts, s, half, bands, across, R, BH, K, KP)
         acc = T.zeros((R, BH), T.f32)
-        flat = weights.reshape((tokens * K,))
         for g in T.range(0, K - K % TOGETHER, TOGETHER):
             for k in T.static_range(TOGETHER):
                 at, weight = own_choice(placed, flat, i * R, g + k, tokens, me, R, K, KP)
@@ -379,14 +407,18 @@ def combine_summed(
         for k in T.static_range(K - K % TOGETHER, K):
             at, weight = own_choice(placed, flat, i * R, T.i64(k), tokens, me, R, K, KP)
             acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
+        if s < most:
+            s += 1
+            tell_sent(arrived, epoch, s)
         for r in T.peers():
             some = T.full((R,), False, T.b1)
-            for k in T.range(K):
-                rank, at = parted(words_of(placed, i * R, k, R, KP))
+            for c in T.range(K):
+                rank, at = parted(words_of(placed, i * R, c, R, KP))
                 some = some | ((at >= 0) & (rank == r))
-            q = i % senders
-            sent = j * of_sender(tokens, q, senders, R) + i // senders + 1
-            T.wait_at_least(arrived.local, (epoch << COUNT_BITS) + sent, (r, q))
-            acc = acc + rows_at(parts.local, T.where(some & (i * R + T.iota(R) < tokens), (r * bands + i) * R + T.iota(R), T.i64(-1)), j, R, BH)
+            q = i % P
+            number = j * of_sender(tokens, q, P, R) + i // P + 1
+            T.wait_at_least(arrived.local, (epoch << COUNT_BITS) + number, (r, q))
+            t = i * R + T.iota(R)
+            acc = acc + rows_at(parts.local, T.where(some & (t < tokens), r * (bands * R) + t, T.i64(-1)), j, R, BH)
         tile.store(acc.astype(out.dtype))
     T.st(calls.local, epoch, (p,), order=T.weak)
