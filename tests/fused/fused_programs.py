@@ -252,5 +252,8 @@ SMALL = {
     "experts whose results are added first": _small(
         experts, rows=(3, 0, 2, 1), width=2, top_k=3, partials=pt.f32, workers=2
     ),
+    "experts whose results are added first, sent and folded in turn": _small(
+        experts, rows=(19, 19, 19, 19), width=2, top_k=3, partials=pt.f32, workers=2
+    ),
 }
 """Programs for the simulated machine: with several tiles and chunks for each program, and few elements in them."""

@@ -29,15 +29,10 @@ SENT_BYTES = {False: 1024, True: 8192}
 """Bytes of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
 FETCHED = {False: 512, True: 2048}
 """Columns of a row that are fetched for a combination at a time."""
-BAND = 4
-"""Rows whose results are added together before they are sent."""
-ADDED_BYTES = {False: 512, True: 2048}
-"""Bytes of each of them that are added at a time."""
-TOLD = 2
-"""Tiles of a sender, of which it tells the last."""
-COLUMNS_FIRST = 1 << 16
-"""So many tiles below each other come before what is right of them, as senders send them: what comes first is folded
-first."""
+ADDED = {False: 128, True: 4096}
+"""Columns of a row whose results are added together before they are sent."""
+AHEAD = 2
+"""Pieces that a program has sent before it folds one."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
 MOST_PLACES = 1 << 31
@@ -123,9 +118,10 @@ class Experts(FusedBase):
         self._wide = wide = power_of_two(size * self.on_rank)
         self._choices = choices = power_of_two(top_k)
         """Words of a row's choices."""
-        bands = self._bands = -(-rows // BAND)
         words = 8 * rows * choices * (2 + size) + 16 * size * MOST_WORKERS * (CHOICES + choices)
-        added = 0 if partials is None else size * bands * BAND * (width * partials.itemsize + 12 * choices)
+        across = -(-width // ADDED[False])
+        pieces = size * (rows * across + MOST_WORKERS)
+        added = 0 if partials is None else size * rows * width * partials.itemsize + (12 * choices + 8) * pieces
         super().__init__(
             where,
             staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + words + added
@@ -141,7 +137,6 @@ class Experts(FusedBase):
         tiles = -(-rows // self._tile)
         self._listed = -(-tiles // self.programs) * self._tile * choices
         """Words of a program's choices, at most."""
-        self._senders = self.programs
         heap = self.heap
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
@@ -154,10 +149,15 @@ class Experts(FusedBase):
             self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
             self._done = self._own(heap.signal(slots=self.programs))
             if partials is not None:
-                self._given = self._own(heap.empty((size * bands * BAND * choices,), i64))
-                self._factors = self._own(heap.empty((size * bands * BAND * choices,), f32))
+                across = -(-width // ADDED[self._on_gpu])
+                self._pieces = pieces = -(-rows * across // self.programs)
+                """Pieces of a program, at most."""
+                told = size * self.programs * pieces
+                self._given = self._own(heap.empty((told * choices,), i64))
+                self._factors = self._own(heap.empty((told * choices,), f32))
+                self._comes = self._own(heap.empty((told,), i64))
                 self._lengths = self._own(heap.empty((2 * size, self.programs), i64))
-                self._parts = self._own(heap.empty((size * bands * BAND, width), partials))
+                self._parts = self._own(heap.empty((size * rows, width), partials))
                 self._arrived = self._own(heap.zeros((size, self.programs), i64), is_words=True)
                 self._calls = self._own(heap.zeros((self.programs,), i64), is_words=True)
         self._last: Dispatched | None = None
@@ -231,16 +231,13 @@ class Experts(FusedBase):
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
         if self.partials is not None and columns <= self.width:
-            wide = min(power_of_two(columns), ADDED_BYTES[self._on_gpu] // self.partials.itemsize)
+            wide = min(power_of_two(columns), ADDED[self._on_gpu])
             launch = experts_kernels.combine_summed(
-                z.partition((BAND, wide)).persistent(
-                    programs=self.programs, swizzle=COLUMNS_FIRST,
-                    spare=self._senders if self._senders < self.programs else 0
-                ),
-                made, weights, self._hello, self._places, self._given, self._factors, self._lengths,
+                z.partition((1, wide)).persistent(programs=self.programs), made, weights, self._hello, self._places,
+                self._given, self._factors, self._comes, self._lengths,
                 self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._calls,
-                self._number(name, columns), self._bands, self._senders, TOLD, K=self.top_k,
-                KP=self._choices,
+                self._number(name, columns), self._pieces, self.rows, AHEAD, K=self.top_k, KP=self._choices,
+                ACROSS=-(-columns // wide),
             )  # fmt: skip
             return self._met(launch).map(lambda *_: z)
         launch = experts_kernels.combine(

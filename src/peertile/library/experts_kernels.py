@@ -35,8 +35,10 @@ FOLLOWS = 40
 """The bit that says of a place that its row is sent to its rank for an earlier choice; below it is the row there."""
 FROM_AT = 32
 """The bit from which on the word of a copy is the row that is copied; below it is the row that it becomes."""
+TOLD = 32
+"""Pieces that are told to the other ranks together."""
 COUNT_BITS = 32
-"""Of a word that tells a call and how many tiles were sent in it."""
+"""Of a word that tells a call and how many pieces were sent in it."""
 LISTED = 64
 """Choices that are looked at together for what their rank has to copy."""
 
@@ -290,69 +292,56 @@ def combine(
     done.wait()
 
 
-def words_of(words: T.Shared, t: T.Tile, k: T.Tile, R: int, KP: int) -> T.Tile:
-    """The words of choice k of rows t to t + R - 1, [R]."""
-    return words.gather((t + T.iota(R)) * KP + k).load((0,), (R,))
-
-
-def rows_at(rows: T.Shared, at: T.Tile, j: T.Tile, R: int, BH: int) -> T.Tile:
-    """Columns j of rows [R], in f32; 0 for row -1."""
-    return rows.gather(at).load((0, j), (R, BH)).astype(T.f32)
-
-
-def own_choice(
-    placed: T.Shared, weights: T.Shared, t: T.Tile, k: T.Tile, tokens: T.Tile, me: T.Tile, R: int, K: int, KP: int
-) -> tuple[T.Tile, T.Tile]:
-    """Of choice k of rows t to t + R - 1: the row here, and its weight; -1 and 0 for what is elsewhere."""
-    place = T.where(t + T.iota(R) < tokens, words_of(placed, t, k, R, KP), T.i64(-1))
-    rank, at = parted(place)
-    mine = (place >= 0) & (rank == me)
-    return T.where(mine, at, T.i64(-1)), T.where(mine, words_of(weights, t, k, R, K), 0.0)
-
-
-def of_sender(tokens: T.Tile, q: T.Tile, senders: T.Tile, R: int) -> T.Tile:
-    """How many of the bands of R of so many rows are sender q's."""
-    return T.maximum(T.cdiv(T.cdiv(tokens, R) - q, senders), 0)
-
-
 def added(
-    y: T.Peer, given: T.Peer, factors: T.Peer, t: T.Tile, j: T.Tile, R: int, BH: int, K: int, KP: int
+    y: T.Peer, given: T.Shared, factors: T.Shared, c: T.Tile, j: T.Tile, BH: int, K: int
 ) -> tuple[T.Tile, T.Tile]:
-    """Columns j of what this rank's experts made of rows t to t + R - 1 of all ranks, added; and -1 for a row of which
-    they made nothing."""
-    acc = T.zeros((R, BH), T.f32)
-    some = T.full((R,), -1, T.i64)
-    for g in T.range(0, K - K % TOGETHER, TOGETHER):
-        for k in T.static_range(TOGETHER):
-            at = words_of(given.local, t, g + k, R, KP)
-            weight = T.where(at >= 0, words_of(factors.local, t, g + k, R, KP), 0.0)
-            acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-            some = T.maximum(some, at)
-    for k in T.static_range(K - K % TOGETHER, K):
-        at = words_of(given.local, t, T.i64(k), R, KP)
-        weight = T.where(at >= 0, words_of(factors.local, t, T.i64(k), R, KP), 0.0)
-        acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-        some = T.maximum(some, at)
+    """Columns j of what experts here made of a row whose words begin at c, added; and -1 if they made nothing."""
+    acc = T.zeros((1, BH), T.f32)
+    some = T.i64(-1)
+    for g in T.range(0, K - K % 4, 4):
+        at0, at1 = word(given, c + g), word(given, c + g + 1)
+        at2, at3 = word(given, c + g + 2), word(given, c + g + 3)
+        w0, w1, w2, w3 = (
+            word(factors, c + g),
+            word(factors, c + g + 1),
+            word(factors, c + g + 2),
+            word(factors, c + g + 3),
+        )
+        r0, r1, r2, r3 = (
+            row_at(y.local, at0, j, BH),
+            row_at(y.local, at1, j, BH),
+            row_at(y.local, at2, j, BH),
+            row_at(y.local, at3, j, BH),
+        )
+        acc = acc + r0 * w0 + r1 * w1 + r2 * w2 + r3 * w3
+        some = T.maximum(T.maximum(some, T.maximum(at0, at1)), T.maximum(at2, at3))
+    for k in T.static_range(K - K % 4, K - K % 2, 2):
+        at0, at1, w0, w1 = word(given, c + k), word(given, c + k + 1), word(factors, c + k), word(factors, c + k + 1)
+        r0, r1 = row_at(y.local, at0, j, BH), row_at(y.local, at1, j, BH)
+        acc = acc + r0 * w0 + r1 * w1
+        some = T.maximum(some, T.maximum(at0, at1))
+    for k in T.static_range(K - K % 2, K):
+        at0, w0 = word(given, c + k), word(factors, c + k)
+        acc = acc + row_at(y.local, at0, j, BH) * w0
+        some = T.maximum(some, at0)
     return acc, some
 
 
 def send_sum(
-    y: T.Peer, given: T.Peer, factors: T.Peer, lengths: T.Peer, parts: T.Peer, s: T.Tile, half: T.Tile, bands: T.Tile,
-    across: T.Tile, R: int, BH: int, K: int, KP: int,
+    y: T.Peer, given: T.Peer, factors: T.Peer, lengths: T.Peer, parts: T.Peer, n: T.Tile, half: T.Tile, most: T.Tile,
+    rows: T.Tile, BH: int, K: int, KP: int, ACROSS: int,
 ) -> None:  # fmt: skip
-    """Tile s of what this program sends of each other rank, if it has so many."""
+    """Piece n of this program, of each other rank that has so many."""
     p, P = T.program_id(0), T.num_programs(0)
+    t, j = (p + n * P) // ACROSS, (p + n * P) % ACROSS
     for r in T.peers():
-        many = of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, P, R)
-        if s < many * across:
-            i, j = p + s % many * P, s // many
-            acc, some = added(y, given, factors, (r * bands + i) * R, j, R, BH, K, KP)
-            to = T.where(some >= 0, (y.rank * bands + i) * R + T.iota(R), T.i64(-1))
-            parts.at(r).gather(to).store((0, j), acc.astype(parts.dtype))
+        if n < T.ld(lengths.local, (half + r, p), order=T.weak):
+            acc, some = added(y, given.local, factors.local, ((r * P + p) * most + n) * KP, j, BH, K)
+            to_row(parts.at(r), T.where(some >= 0, y.rank * rows + t, T.i64(-1)), j, acc.astype(parts.dtype))
 
 
 def tell_sent(arrived: T.Peer, epoch: T.Tile, sent: T.Tile) -> None:
-    """Tells the others how many tiles this program has sent them."""
+    """Tells the others how many pieces this program has sent them."""
     for r in T.peers():
         T.st(arrived, (epoch << COUNT_BITS) + sent, (arrived.rank, T.program_id(0)), rank=r, order=T.release)
 
@@ -360,65 +349,61 @@ def tell_sent(arrived: T.Peer, epoch: T.Tile, sent: T.Tile) -> None:
 @kernel
 def combine_summed(
     out: T.Exclusive, y: T.Peer[T.read], weights: T.Shared, hello: T.Mailbox, places: T.Peer[T.read], given: T.Peer,
-    factors: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, calls: T.Peer, agreed: T.i64, bands: T.i64,
-    senders: T.i64, every: T.i64, K: T.Const[int], KP: T.Const[int],
+    factors: T.Peer, comes: T.Peer, lengths: T.Peer, parts: T.Peer, arrived: T.Peer, calls: T.Peer, agreed: T.i64,
+    most: T.i64, rows: T.i64, ahead: T.i64, K: T.Const[int], KP: T.Const[int], ACROSS: T.Const[int],
 ) -> None:  # fmt: skip
     """As combine, but each rank adds what its own experts made of a row, and sends the sum.
 
-    A band of rows of whatever rank is the business of one program of each rank. It sends a tile of the others' and
-    folds one of its own in turn, and what it folds was sent some turns ago.
+    A piece of a row, of whatever rank, is the business of one program of each rank, the same everywhere. In turn n it
+    sends piece n + `ahead` of the others and folds its own piece n, which the others have sent in turn n - `ahead` or
+    before: so nobody waits for who waits for him. What the programs look up is told to them in front of all that, since
+    what is told in between would come once in each turn.
     """
-    R, BH = out.tile_shape
+    BH = out.tile_shape[1]
     p, P = T.program_id(0), T.num_programs(0)
     me = y.rank
     epoch = T.ld(calls.local, (p,), order=T.weak) + 1
     half = epoch % 2 * y.num_ranks
-    tokens, across = out.shape[0], T.cdiv(out.shape[1], BH)
-    placed = places.local.slice((0,), (tokens * KP,))
-    flat = weights.reshape((tokens * K,))
-    for i in T.range(p, T.cdiv(tokens, R), P):
-        c = i * (R * KP) + T.iota(R * KP)
-        place = T.where(c < tokens * KP, placed.load((i,), (R * KP,)), T.i64(-1))
+    tokens = out.shape[0]
+    own = T.maximum(T.cdiv(tokens * ACROSS - p, P), 0)
+    placed = places.local.slice((0,), (tokens * KP,)).reshape((tokens, KP))
+    for b in T.range(T.cdiv(own, TOLD)):
+        n = b * TOLD + T.iota(TOLD)
+        t = T.where(n < own, (p + n * P) // ACROSS, T.i64(-1))
+        place = T.where((n < own)[:, None], placed.gather(t).load((0, 0), (TOLD, KP)), T.i64(-1))
+        weight = weights.gather(t).load((0, 0), (TOLD, KP))
         rank, at = parted(place)
-        weight = T.reshape(weights.load((i, 0), (R, KP)), (R * KP,))
-        for r in T.peers():
-            given.at(r).store((me * bands + i,), T.where(rank == r, at, T.i64(-1)))
-            factors.at(r).store((me * bands + i,), weight)
+        for r in T.ranks():
+            here = T.where(rank == r, at, T.i64(-1))
+            first = (me * P + p) * most * KP
+            given.at(r).slice((first,), (most * KP,)).store((b,), T.reshape(here, (TOLD * KP,)))
+            factors.at(r).slice((first,), (most * KP,)).store(
+                (b,), T.reshape(T.where(here >= 0, weight, 0.0), (TOLD * KP,))
+            )
+            comes.local.slice(((r * P + p) * most,), (most,)).store((b,), T.max(here, axis=1))
     for r in T.peers():
-        T.st(lengths, tokens, (half + me, p), rank=r, order=T.weak)
+        T.st(lengths, own, (half + me, p), rank=r, order=T.weak)
     meet(hello, agreed)
-    most = T.i64(0)
+    longest = T.i64(0)
     for r in T.peers():
-        most = T.maximum(most, of_sender(T.ld(lengths.local, (half + r, p), order=T.weak), p, P, R) * across)
-    own = T.maximum(T.cdiv(T.cdiv(tokens, R) * across - p, P), 0)
-    s = T.maximum(T.minimum(every, most), most - own)
-    for ahead in T.range(s):
-        send_sum(y, given, factors, lengths, parts, ahead, half, bands, across, R, BH, K, KP)
-    if s > 0:
-        tell_sent(arrived, epoch, s)
+        longest = T.maximum(longest, T.ld(lengths.local, (half + r, p), order=T.weak))
+    s = T.maximum(T.minimum(ahead, longest), longest - own)
+    for n in T.range(s):
+        send_sum(y, given, factors, lengths, parts, n, half, most, rows, BH, K, KP, ACROSS)
+        tell_sent(arrived, epoch, n + 1)
+    n = T.i64(0)
     for tile in out.tiles():
-        i, j = tile.index
-        send_sum(y, given, factors, lengths, parts, s, half, bands, across, R, BH, K, KP)
-        acc = T.zeros((R, BH), T.f32)
-        for g in T.range(0, K - K % TOGETHER, TOGETHER):
-            for k in T.static_range(TOGETHER):
-                at, weight = own_choice(placed, flat, i * R, g + k, tokens, me, R, K, KP)
-                acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-        for k in T.static_range(K - K % TOGETHER, K):
-            at, weight = own_choice(placed, flat, i * R, T.i64(k), tokens, me, R, K, KP)
-            acc = acc + rows_at(y.local, at, j, R, BH) * weight[:, None]
-        if s < most:
+        if s < longest:
+            send_sum(y, given, factors, lengths, parts, s, half, most, rows, BH, K, KP, ACROSS)
+        acc, _ = added(y, given.local, factors.local, ((me * P + p) * most + n) * KP, (p + n * P) % ACROSS, BH, K)
+        if s < longest:
             s += 1
             tell_sent(arrived, epoch, s)
         for r in T.peers():
-            some = T.full((R,), False, T.b1)
-            for c in T.range(K):
-                rank, at = parted(words_of(placed, i * R, c, R, KP))
-                some = some | ((at >= 0) & (rank == r))
-            q = i % P
-            number = j * of_sender(tokens, q, P, R) + i // P + 1
-            T.wait_at_least(arrived.local, (epoch << COUNT_BITS) + number, (r, q))
-            t = i * R + T.iota(R)
-            acc = acc + rows_at(parts.local, T.where(some & (t < tokens), r * (bands * R) + t, T.i64(-1)), j, R, BH)
+            at = word(comes.local, (r * P + p) * most + n)
+            T.wait_at_least(arrived.local, (epoch << COUNT_BITS) + n + 1, (r, p))
+            at = T.where(at >= 0, r * rows + (p + n * P) // ACROSS, T.i64(-1))
+            acc = acc + row_at(parts.local, at, (p + n * P) % ACROSS, BH)
         tile.store(acc.astype(out.dtype))
+        n += 1
     T.st(calls.local, epoch, (p,), order=T.weak)
