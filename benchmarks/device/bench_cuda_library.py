@@ -914,7 +914,8 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
             partials=partials,
         )
 
-    with made(pt.bf16) as moe, made(None) as plain:
+    # With two choices or more for each rank it pays to add them before they are sent.
+    with made(pt.bf16 if top_k >= 2 * size else None) as moe, made(None) as plain:
         own, chosen, factors = b.ours(x), b.ours(ids), b.ours(weights)
         z = b.poisoned(rows, width)
         out = b.ours(z)
