@@ -901,7 +901,21 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
     ids = torch.rand(rows, number, device=PLACE).topk(top_k, -1).indices.contiguous()
     weights = torch.rand(rows, top_k, device=PLACE)
     places = 4 * rows * top_k * size // number
-    with Experts(b.group, experts=number, rows=rows, width=width, top_k=top_k, dtype=pt.bf16, places=places) as moe:
+
+    def made(partials: pt.DType | None) -> Experts:
+        return Experts(
+            b.group,
+            experts=number,
+            rows=rows,
+            width=width,
+            top_k=top_k,
+            dtype=pt.bf16,
+            places=places,
+            partials=partials,
+        )
+
+    # With two choices or more for each rank it pays to add them before they are sent.
+    with made(pt.bf16 if top_k >= 2 * size else None) as moe, made(None) as plain:
         own, chosen, factors = b.ours(x), b.ours(ids), b.ours(weights)
         z = b.poisoned(rows, width)
         out = b.ours(z)
@@ -916,16 +930,22 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
         for e in range(moe.on_rank):
             want = torch.cat([everything[r][(choices[r] == me * moe.on_rank + e).any(-1)] for r in range(size)])
             right = right and counts[e] == len(want) and bool((held[e * places : e * places + counts[e]] == want).all())
-        moe.combine(sent, factors, out=out).sync()
-        error = b.error(z, x.double() * weights.double().sum(-1, keepdim=True))
+        errors = {}
+        for name, ways in (("combine", moe), ("combine, nothing added first", plain)):
+            z.fill_(math.nan)
+            b.settle()
+            ways.combine(ways.dispatch(own, chosen).sync(), factors, out=out).sync()
+            errors[name] = b.error(z, x.double() * weights.double().sum(-1, keepdim=True))
         there = int((ids // moe.on_rank != me).sum())
+        # A rank's row is sent to another one once, whatever it chose there.
+        once = sum(int((ids // moe.on_rank == r).any(-1).sum()) for r in range(size) if r != me)
 
-        def combined() -> Callable[[int], float]:
-            last = moe.dispatch(own, chosen).sync()
-            return b.graph_of_ours([lambda: moe.combine(last, factors, out=out)], 4)
+        def combined(ways: Experts) -> Callable[[int], float]:
+            last = ways.dispatch(own, chosen).sync()
+            return b.graph_of_ours([lambda: ways.combine(last, factors, out=out)], 4)
 
         # One after the other: without graphs each dispatch overwrites what the last one sent.
-        us = b.compare({"combine": combined})
+        us = b.compare({"combine": lambda: combined(moe), "combine, nothing added first": lambda: combined(plain)})
         us |= b.compare({"dispatch": lambda: b.graph_of_ours([lambda: moe.dispatch(own, chosen)], 4)})
         mine, peer = (torch.ones((64 << 20) // SHRINK**2, dtype=torch.int32, device=PLACE) for _ in range(2))
         copied = b.compare({
@@ -934,7 +954,8 @@ def _experts(b: Bench, rows: int, width: int, number: int, top_k: int) -> Json:
         b.group.barrier("end")
     nbytes = there * width * 2
     rates = {f"{k} GB/s": round(nbytes / v / 1000, 1) for k, v in us.items() if isinstance(v, float)}
-    found: Json = {"us": us, "right": right, "relative_error": error, "bytes_to_peer": nbytes, **rates}
+    found: Json = {"us": us, "right": right, "relative_error": errors["combine"], "relative_errors": errors, **rates}
+    found |= {"bytes_to_peer": nbytes, "bytes_on_the_link": once * width * 2}
     return {**found, "nccl_all_to_all_256MiB": copied}
 
 

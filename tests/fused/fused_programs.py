@@ -191,14 +191,23 @@ def experts(group, rows=(5, 0, 3, 7), count=5, width=6, top_k=2, dtype="f32", pl
                     assert np.array_equal(held[number, : len(expected)].astype(np.float64), np.array(expected))
                 made[number, : len(expected)] = held[number, : len(expected)] * (expert + 1)
             sent.rows.copy_from(made.reshape(-1, width))
-            out = poisoned((rows[me], width), dtype)
-            moe.combine(sent, pt.asarray(weights[me]), out=out).sync()
-            close(out.numpy(), outs[me], dtype, 20.0)
+            for _ in range(2):
+                out = poisoned((rows[me], width), dtype)
+                moe.combine(sent, pt.asarray(weights[me]), out=out).sync()
+                close(out.numpy(), outs[me], dtype, 20.0)
     return True
 
 
 def few_places(group, **options):
     return experts(group, places=4, **options)
+
+
+def summed_experts(group, **options):
+    return experts(group, top_k=3, partials=pt.f32, **options)
+
+
+def few_places_summed(group, **options):
+    return experts(group, top_k=3, places=4, partials=pt.f32, **options)
 
 
 PROGRAMS = {
@@ -209,6 +218,8 @@ PROGRAMS = {
     "causal ring attention": causal_ring,
     "experts": experts,
     "experts with few places": few_places,
+    "experts whose results are added first": summed_experts,
+    "experts with few places whose results are added first": few_places_summed,
 }
 
 
@@ -238,5 +249,11 @@ SMALL = {
     "causal ring attention": _small(ring, causal=True, workers=2, tile=(2, 4)),
     "experts": _small(experts, rows=(3, 0, 2, 1), width=2, workers=2),
     "experts with few places": _small(experts, rows=(3, 0, 2, 1), width=2, places=4, workers=2),
+    "experts whose results are added first": _small(
+        experts, rows=(3, 0, 2, 1), width=2, top_k=3, partials=pt.f32, workers=2
+    ),
+    "experts whose results are added first, sent and folded in turn": _small(
+        experts, rows=(19, 19, 19, 19), width=2, top_k=3, partials=pt.f32, workers=2
+    ),
 }
 """Programs for the simulated machine: with several tiles and chunks for each program, and few elements in them."""

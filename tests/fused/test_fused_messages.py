@@ -113,6 +113,15 @@ def test_communicators_name_bad_options():
             lambda: Experts(group, experts=2, rows=1, width=1, top_k=1, dtype=F32, places=0),
             "Experts: places: expected an integer >= 1, got 0",
         ),
+        (
+            lambda: Experts(group, experts=2, rows=1, width=1, top_k=1, dtype=F32, partials=pt.i32),
+            "Experts: partials: expected f32, f16, bf16 or None, got i32",
+        ),
+        (
+            lambda: Experts(group, experts=2, rows=1, width=1, top_k=1, dtype=F32, places=1 << 30),
+            "Experts: places: expected fewer than 2147483648 on a rank, got 2147483648: 1073741824 for each of its 2 "
+            "experts; make the communicator with fewer",
+        ),
     ]
     for call, message in cases:
         assert refused(call) == message

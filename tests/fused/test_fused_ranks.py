@@ -6,6 +6,7 @@ import pytest
 
 import peertile as pt
 from peertile.library import fused
+from peertile.library.experts import Experts
 from peertile.library.fused import FusedProducts
 
 pytestmark = pytest.mark.any_device
@@ -108,8 +109,36 @@ def test_heads_share_keys_and_have_any_width(heads, groups, dim, causal, seed):
 @pytest.mark.feature("A3", "cpu")
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("count", "top_k"), [(5, 1), (5, 4), (5, 3)])
-def test_experts_take_any_number_of_choices(count, top_k, ranks, seed):
-    spawned(programs.experts, ranks, (40, 0, 133), count, 700, top_k, seed=seed)
+@pytest.mark.parametrize("partials", [None, pt.f32])
+def test_experts_take_any_number_of_choices(partials, count, top_k, ranks, seed):
+    spawned(programs.experts, ranks, (40, 0, 133), count, 700, top_k, partials=partials, seed=seed)
+
+
+def rows_with_choices_of_two_on_a_rank(group):
+    """Rank 0 has experts 0 and 1, rank 1 has 2 and 3; what the experts made is wider than what they got, or f32."""
+    me = group.rank
+    ids = np.array([[2, 0, 3], [1, 0, 2], [3, 2, -1], [0, 1, 2]])
+    x = np.arange(8.0, dtype=np.float32).reshape(4, 2) + 10 * me
+    weights = np.array([[1, 2, 4], [1, 1, 1], [3, 1, 5], [2, 0, 1]], np.float32)
+    with Experts(group, experts=4, rows=4, width=2, top_k=3, dtype=pt.bf16, partials=pt.bf16) as moe:
+        sent = moe.dispatch(pt.asarray(x, pt.bf16), pt.asarray(ids)).sync()
+        assert sent.counts.numpy().ravel().tolist() == ([6, 4] if me == 0 else [8, 4])
+        copied = int(moe._copied.numpy()[1 - me].sum())
+        for columns, dtype in ((2, pt.f32), (3, pt.bf16), (1, pt.bf16)):
+            y = moe.heap.empty((moe.on_rank * moe.places, columns), dtype)
+            y.copy_from(np.ones(y.shape, np.float32))
+            got = moe.combine(sent, pt.asarray(weights), y).sync().numpy().astype(np.float32)
+            assert np.array_equal(got, np.repeat((weights * (ids >= 0)).sum(1)[:, None], columns, 1))
+            moe.heap.free(y)
+    return copied
+
+
+@pytest.mark.slow
+@pytest.mark.gpus(2)
+@pytest.mark.feature("A3", "cpu")
+def test_a_row_goes_to_a_rank_once_and_is_copied_there():
+    """Two rows of each rank have a second choice on the other."""
+    assert pt.spawn(rows_with_choices_of_two_on_a_rank, 2, model=pt.RankModel.THREADS, timeout_s=100) == [2, 2]
 
 
 @pytest.mark.slow

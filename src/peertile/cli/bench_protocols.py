@@ -10,7 +10,7 @@ import numpy as np
 
 from peertile.comm.symmetric import SymmetricHeap
 from peertile.creation import asarray, zeros
-from peertile.dtypes import f32, u64
+from peertile.dtypes import DType, f32, u64
 from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import GpuPlans, Shape, heap_bytes
 from peertile.library.experts import Experts
@@ -209,15 +209,22 @@ def _fused() -> dict[str, Program]:
             attend.attention(asarray(q), asarray(q), asarray(q * (1 + group.rank)), out, rows=[2, 2]).sync()
             assert np.allclose(out.numpy(), np.full((1, 2, 4), 1.5))
 
-    def experts(group: Any) -> None:
-        me = group.rank
-        with Experts(group, experts=2, rows=2, width=2, top_k=1, dtype=f32, workers=1) as moe:
-            x = np.arange(4, dtype=np.float32).reshape(2, 2) + 4 * me
-            sent = moe.dispatch(asarray(x), asarray(np.array([[0], [1]]))).sync()
-            assert sent.counts.numpy()[:, 0].tolist() == [2]
-            out = zeros((2, 2), f32)
-            moe.combine(sent, asarray(np.ones((2, 1), np.float32)), out=out).sync()
-            assert np.array_equal(out.numpy(), x)
+    def experts(k: int, partials: DType | None = None) -> Callable[[Any], None]:
+        """Each rank has k experts, and each row chooses those of one rank."""
+
+        def main(group: Any) -> None:
+            me = group.rank
+            with Experts(
+                group, experts=2 * k, rows=2, width=2, top_k=k, dtype=f32, partials=partials, workers=1
+            ) as moe:
+                x = np.arange(4, dtype=np.float32).reshape(2, 2) + 4 * me
+                sent = moe.dispatch(asarray(x), asarray(np.arange(2 * k).reshape(2, k))).sync()
+                assert sent.counts.numpy()[:, 0].tolist() == [2] * k
+                out = zeros((2, 2), f32)
+                moe.combine(sent, asarray(np.ones((2, k), np.float32)), out=out).sync()
+                assert np.array_equal(out.numpy(), k * x)
+
+        return main
 
     return {
         "fused.all_gather_product": products(gathered),
@@ -225,5 +232,7 @@ def _fused() -> dict[str, Program]:
         "fused.product_all_reduce": products(reduced),
         "fused.product_all_reduce.flagged": products(reduced, flagged=True),
         "fused.ring_attention": attention,
-        "fused.experts": experts,
+        "fused.experts": experts(1),
+        "fused.experts.copied": experts(2),
+        "fused.experts.added_first": experts(2, f32),
     }

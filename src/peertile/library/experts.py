@@ -19,24 +19,24 @@ from peertile.runtime.tensor import Tensor
 
 __all__ = ["Dispatched", "Experts"]
 
+CHOICES = 128
+"""That are looked at together, at most, where a row has no more."""
 COUNTED = 1024
 """Pairs of a choice and an expert that are looked at together, at most."""
 SUMMED = 4096
-"""Counts of programs by expert that are added together, at most: each further turn is a round trip to memory."""
-MOVED = {False: 512, True: 2048}
-"""Columns of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
+"""Counts of programs by expert that are one tile, at most; four of them are added in one trip to memory."""
+SENT_BYTES = {False: 1024, True: 8192}
+"""Bytes of a row that are moved at a time; on a GPU four rows of so many are what a program has under way."""
+FETCHED = {False: 512, True: 2048}
+"""Columns of a row that are fetched for a combination at a time."""
+ADDED = {False: 128, True: 4096}
+"""Columns of a row whose results are added together before they are sent; with half of them it took 731 us."""
+AHEAD = 1
+"""Pieces that a program has sent before it folds one: two H200 took 460 us for 4096 rows of 7168 so, 466 with four."""
 GPU_PROGRAMS = 2
 """Programs for each multiprocessor, so that one's loads are under way while another looks up where its rows go."""
-
-
-def piece(columns: int, most: int) -> int:
-    """Columns of a row to move at a time: `most`, or a half or a quarter where less is left over at the end of a row.
-
-    >>> piece(8192, 2048), piece(7168, 2048), piece(100, 2048)
-    (2048, 1024, 128)
-    """
-    sizes = (min(power_of_two(columns), most) >> k for k in range(3))
-    return min((n for n in sizes if n), key=lambda n: (-columns % n if columns > n else 0, -n))
+MOST_PLACES = 1 << 31
+"""On a rank: a word names two of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,12 @@ class Experts(FusedBase):
     rows an expert takes from all ranks together: what goes beyond is left out, the last ranks' last rows first, the
     same on every run. By default there is a place for every row that there can be, and nothing is left out.
 
-    Memory on every rank: L · places · width elements; places is ranks · rows by default.
+    A row that chose several experts of a rank goes there once and is copied there. With `partials`, f32, f16 or bf16,
+    results come back once as well: each rank adds what its experts made of a row, in f32, and sends the sum in that
+    type. Without it every result comes as it is, and they are added in the order of the choices.
+
+    Memory on every rank: L · places · width elements; places is ranks · rows by default. With `partials` ranks · rows ·
+    width more.
 
     >>> import numpy as np, peertile as pt
     >>> from peertile.library.experts import Experts
@@ -85,6 +90,7 @@ class Experts(FusedBase):
         top_k: int,
         dtype: DType,
         places: int | None = None,
+        partials: DType | None = None,
         workers: int | None = None,
     ) -> None:
         size = where.size if isinstance(where, Group) else where.group.size
@@ -96,33 +102,64 @@ class Experts(FusedBase):
             raise ArgumentError(f"Experts: top_k: expected at most {experts}, the number of experts, got {top_k}")
         if dtype not in FLOATS:
             raise ArgumentError(f"Experts: dtype: expected f32, f16 or bf16, got {dtype!r}")
-        self.dtype = dtype
+        if partials is not None and partials not in FLOATS:
+            raise ArgumentError(f"Experts: partials: expected f32, f16, bf16 or None, got {partials!r}")
+        self.dtype, self.partials = dtype, partials
         self.keeps_all = places is None
         self.places = size * rows if places is None else check_count("Experts: places", places)
         self.on_rank = -(-experts // size)
         """Experts of a rank; the last ranks may have fewer."""
         held = self.on_rank * self.places
-        most = rows * top_k
+        if held >= MOST_PLACES:
+            raise ArgumentError(
+                f"Experts: places: expected fewer than {MOST_PLACES} on a rank, got {held}: {self.places} for each "
+                f"of its {self.on_rank} experts; make the communicator with fewer"
+            )
         self._wide = wide = power_of_two(size * self.on_rank)
+        self._choices = choices = power_of_two(top_k)
+        """Words of a row's choices."""
+        words = 8 * rows * choices * (2 + size) + 16 * size * MOST_WORKERS * (CHOICES + choices)
+        across = -(-width // ADDED[False])
+        pieces = size * (rows * across + MOST_WORKERS)
+        added = 0 if partials is None else size * rows * width * partials.itemsize + (12 * choices + 8) * pieces
         super().__init__(
             where,
-            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + 16 * most + (1 << 14),
+            staging_bytes=held * width * dtype.itemsize + 4 * (MOST_WORKERS + 2 * size) * wide + words + added
+            + 40 * size * MOST_WORKERS + (1 << 14),
             movers=0,
             workers=workers,
-            agreed=(experts, rows, width, top_k, places, dtype.name),
+            agreed=(experts, rows, width, top_k, places, dtype.name, partials and partials.name),
             crowd=GPU_PROGRAMS,
-        )
-        # So few choices in a tile that there is one for every program, where there are as many.
-        spread = power_of_two(-(-most // self.programs))
-        self._tile = max(experts_kernels.TOGETHER, min(128, COUNTED // wide, spread))
+        )  # fmt: skip
+        # So few rows in a tile that there is one for every program, where there are as many.
+        spread = power_of_two(-(-rows // self.programs))
+        self._tile = max(1, min(CHOICES // choices, COUNTED // (wide * choices), spread))
+        tiles = -(-rows // self._tile)
+        self._listed = -(-tiles // self.programs) * self._tile * choices
+        """Words of a program's choices, at most."""
         heap = self.heap
         with self._making():
             self._rows = self._own(heap.empty((held, width), dtype))
             self._counts = self._own(heap.zeros((2 * size, wide), i32))
             self._tallies = self._own(heap.empty((self.programs, wide), i32))
-            self._places = self._own(heap.empty((most,), i64))
+            self._places = self._own(heap.empty((rows * choices,), i64))
+            self._sources = self._own(heap.empty((rows * choices,), i64))
+            self._copies = self._own(heap.empty((size * self.programs * self._listed,), i64))
+            self._copied = self._own(heap.empty((size, self.programs), i64))
             self._ready = self._own(heap.zeros((2, size), u64), is_words=True)
             self._done = self._own(heap.signal(slots=self.programs))
+            if partials is not None:
+                across = -(-width // ADDED[self._on_gpu])
+                self._pieces = pieces = -(-rows * across // self.programs)
+                """Pieces of a program, at most."""
+                told = size * self.programs * pieces
+                self._given = self._own(heap.empty((told * choices,), i64))
+                self._factors = self._own(heap.empty((told * choices,), f32))
+                self._comes = self._own(heap.empty((told,), i64))
+                self._lengths = self._own(heap.empty((2 * size, self.programs), i64))
+                self._parts = self._own(heap.empty((size * rows, width), partials))
+                self._arrived = self._own(heap.zeros((size, self.programs), i64), is_words=True)
+                self._calls = self._own(heap.zeros((self.programs,), i64), is_words=True)
         self._last: Dispatched | None = None
 
     def dispatch(self, x: Tensor, ids: Tensor) -> DeviceOp[Dispatched]:
@@ -151,11 +188,12 @@ class Experts(FusedBase):
         received = self.device.empty((self.on_rank, 1), i64)
         sent = self._last = Dispatched(self._rows, received, flat)
         launch = experts_kernels.dispatch(
-            received.partition((1, 1)).persistent(programs=self.programs), x, flat, self._rows, self._counts,
-            self._tallies, self._places, self._ready, self._turn, self._done, self.experts, self.places,
-            self._number(name) & 0xFFFFFF, L=self.on_rank, K=self.top_k, KEEPS_ALL=self.keeps_all, BT=self._tile,
-            EP=self._wide, BS=max(1, min(64, SUMMED // self._wide)),
-            BH=piece(self.width, MOVED[self._on_gpu]),
+            received.partition((1, 1)).persistent(programs=self.programs), x, ids, self._rows, self._counts,
+            self._tallies, self._places, self._sources, self._copies, self._copied, self._ready, self._turn, self._done,
+            self.experts, self.places, self._number(name) & 0xFFFFFF, self._listed, L=self.on_rank, K=self.top_k,
+            KEEPS_ALL=self.keeps_all, BR=self._tile, KP=self._choices, EP=self._wide,
+            BS=max(1, min(64, SUMMED // self._wide)),
+            BH=min(power_of_two(self.width), SENT_BYTES[self._on_gpu] // self.dtype.itemsize),
         )  # fmt: skip
         return self._met(launch).map(lambda *_: sent)
 
@@ -166,12 +204,13 @@ class Experts(FusedBase):
         y: SymmetricTensor | None = None,
         out: Tensor | None = None,
     ) -> DeviceOp[Tensor]:
-        """out[t] = Σ_k weights[t, k] · (what the expert of choice k made of row t), in the order of the choices.
+        """out[t] = Σ_k weights[t, k] · (what the expert of choice k made of row t), in the order of the choices; with
+        `partials` of each rank alone, this one first, then those behind it, and around.
 
         `sent` is what the last dispatch gave; weights [rows, top_k] f32 without gaps. y [experts of a rank · places,
         columns], symmetric and f32, f16 or bf16, holds what the experts made of their rows, each in its place:
         `sent.rows` itself, changed in place, unless given. out [rows, columns] of y's dtype; sums are f32. A choice
-        of no expert, or one that was left out, adds nothing.
+        of no expert, or one that was left out, adds nothing. A y with more columns than `width` has no `partials`.
         """
         name = "combine"
         self._check_open(name)
@@ -191,9 +230,19 @@ class Experts(FusedBase):
             )
         z = self.device.empty((count, columns), made.dtype) if out is None else out
         check_shape(f"{name}: out", z, self.device, (made.dtype,), (count, columns))
+        if self.partials is not None and columns <= self.width:
+            wide = min(power_of_two(columns), ADDED[self._on_gpu])
+            launch = experts_kernels.combine_summed(
+                z.partition((1, wide)).persistent(programs=self.programs), made, weights, self._hello, self._places,
+                self._given, self._factors, self._comes, self._lengths,
+                self._seen_as(self._parts, self.partials, (self._parts.shape[0], columns)), self._arrived, self._calls,
+                self._number(name, columns), self._pieces, self.rows, AHEAD, K=self.top_k, KP=self._choices,
+                ACROSS=-(-columns // wide),
+            )  # fmt: skip
+            return self._met(launch).map(lambda *_: z)
         launch = experts_kernels.combine(
-            z.partition((1, min(power_of_two(columns), MOVED[self._on_gpu]))).persistent(programs=self.programs), made,
-            weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
-            K=self.top_k,
+            z.partition((1, min(power_of_two(columns), FETCHED[self._on_gpu]))).persistent(programs=self.programs),
+            made, weights.reshape(weights.size), self._hello, self._places, self._done, self._number(name, columns),
+            K=self.top_k, KP=self._choices,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: z)

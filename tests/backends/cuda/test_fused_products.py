@@ -8,9 +8,11 @@ import pytest
 import peertile as pt
 import peertile.language as T
 from peertile.backends.cuda.compile import compile_kernel, lower_to_text
+from peertile.backends.cuda.emit import emit_kernel
+from peertile.backends.cuda.target import CudaOptions
 from peertile.frontend.build import build_kernel
 from peertile.language.annotations import Role
-from peertile.library import experts_kernels, fused_kernels
+from peertile.library import experts, experts_kernels, fused_kernels
 from peertile.library.experts import Experts
 from peertile.library.fused import FusedProducts
 from peertile.passes.pipeline import run_pipeline
@@ -224,6 +226,22 @@ def test_rows_of_up_to_four_choices_are_fetched_with_nothing_in_between(monkeypa
     fetched = "\n".join(lines[ends[0] : rows[-1]])
     assert "_floordiv" not in fetched
     assert "_mod(" not in fetched
+
+
+def test_two_programs_that_add_what_experts_made_fit_on_a_multiprocessor(monkeypatch):
+    kernel, found = experts_kernels.combine_summed, []
+
+    def record(*arguments, **consts):
+        found.append(lowered(kernel, *arguments, **consts))
+        return kernel(*arguments, **consts)
+
+    monkeypatch.setattr(experts, "ADDED", {False: experts.ADDED[True]})
+    with Experts(pt.init(), experts=16, rows=4, width=7168, top_k=8, dtype=pt.bf16, partials=pt.bf16) as moe:
+        moe.dispatch(pt.zeros((4, 7168), pt.bf16), pt.zeros((4, 8), pt.i64))  # neither of the two is run
+        monkeypatch.setattr(experts_kernels, "combine_summed", record)
+        moe.combine(moe._last, pt.zeros((4, 8), pt.f32))
+    made = emit_kernel(found[0], "sm_90", CudaOptions())
+    assert 2 * 32 * made.num_warps * made.max_registers <= 1 << 16
 
 
 def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypatch):
