@@ -220,6 +220,8 @@ class Emitter:
         """Whether the kernel has a register for what all its threads agree on."""
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
+        self.is_flat = False
+        """Whether this is the body of a loop whose loads Triton makes ahead, across the ends of the loop inside."""
         self.leaves = False
         """Whether the program has an early end, hence a flag `_alive`."""
         # A fence must be executed by every thread that makes ordered accesses after it.
@@ -340,8 +342,12 @@ class Emitter:
         """All threads of the program meet, and what they did so far is ordered before what they do next."""
         if self.awaits_bulk:
             self.w.line(self.call_ptx(ptx.await_bulk()))
-        self.w.line("tl.debug_barrier()")
-        self.met()
+        if self.is_flat:  # its bulk copies fetch what nobody writes
+            self.w.line(self.call_ptx(ptx.meet()))
+            self.access = Access()
+        else:
+            self.w.line("tl.debug_barrier()")
+            self.met()
 
     def met(self) -> None:
         """The threads have just met in some other way."""
