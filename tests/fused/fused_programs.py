@@ -72,13 +72,24 @@ def _factors(group, seed, dtype, m, inner, columns):
 
 
 def scattered_product(
-    group, rows=(5, 0, 3, 9), inner=(6, 3, 0, 7), columns=5, dtype="f32", turns=2, seed=0, in_pairs=True, **options
+    group,
+    rows=(5, 0, 3, 9),
+    inner=(6, 3, 0, 7),
+    columns=5,
+    dtype="f32",
+    turns=2,
+    seed=0,
+    in_pairs=True,
+    moved=0,
+    **options,
 ):
-    """Product + reduce-scatter; without `in_pairs` two ranks with as many rows each do as more of them do."""
+    """Product + reduce-scatter; without `in_pairs` two ranks with as many rows each do as more of them do, and with
+    `moved` programs that only move, as GPUs do."""
     rows, inner = list(rows)[: group.size], list(inner)[: group.size]
     first = sum(rows[: group.rank])
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         products._in_pairs = in_pairs
+        products._part_movers = moved
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, sum(rows), inner, columns)
             out = poisoned((rows[group.rank], columns), dtype)
@@ -241,6 +252,10 @@ SMALL = {
     "product + reduce-scatter of even shares": _small(scattered_product, rows=(3, 3, 3, 3), columns=9, **_PRODUCT),
     "product + reduce-scatter in two parts": _small(
         scattered_product, rows=(3, 3, 3, 3), columns=9, in_pairs=False, **_PRODUCT
+    ),
+    "product + reduce-scatter with a mover": _small(scattered_product, rows=(5, 0, 3, 2), moved=1, **_PRODUCT),
+    "product + reduce-scatter of whole tiles with movers": _small(
+        scattered_product, rows=(4, 4, 4, 4), columns=9, moved=2, turns=3, **(_PRODUCT | {"workers": 3})
     ),
     "product + all-reduce": _small(reduced_product, **_PRODUCT),
     "product + all-reduce, a tile for each program": _small(reduced_product, m=2, columns=6, **_PRODUCT),

@@ -175,6 +175,35 @@ def test_even_shares_of_a_sum_may_be_computed_in_pairs_or_in_two_parts(rows, col
 
 @pytest.mark.slow
 @pytest.mark.gpus("n")
+@pytest.mark.feature("A2", "cpu")
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize(("moved", "workers"), [(1, 2), (2, 5), (3, 5)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [((32,) * 4, 40, (16, 16, 16)), ((33, 0, 70, 9), 70, (16, 16, 16)), ((3,) * 4, 5, None)],
+)
+def test_parts_of_a_sum_may_be_taken_to_their_owners_by_programs_that_only_move(
+    rows, columns, tile, moved, workers, n, seed
+):
+    options = {"tile": tile, "movers": 1, "workers": workers, "moved": moved, "turns": 3, "seed": seed}
+    spawned(programs.scattered_product, n, rows, (40, 23, 7, 16), columns, **options)
+    spawned(programs.scattered_product, n, rows, (40, 23, 7, 16), columns, "bf16", partials=pt.bf16, **options)
+
+
+def test_programs_only_move_where_they_hide_more_than_they_cost():
+    """Tiles of 128 by 256 of two H200, of 132 programs, which take 46 us at an inner extent of 4096."""
+    tile_s, nbytes = 46e-6, 1 << 16
+    assert fused.choose_movers((256, 256), 132, tile_s, nbytes) == 4  # 512 tiles in four turns, as without movers
+    assert fused.choose_movers((1024, 1024), 132, tile_s, nbytes) == 4
+    assert fused.choose_movers((256, 256), 132, 3.5 * tile_s, nbytes) == 4
+    assert fused.choose_movers((256, 256), 128, tile_s, nbytes) == 0  # five turns instead of four
+    assert fused.choose_movers((8, 8), 132, tile_s, nbytes) == 0  # one turn: there is nothing to hide it behind
+    assert fused.choose_movers((0, 0), 132, tile_s, nbytes) == 0
+    assert fused.choose_movers((1 << 20, 1 << 20), 132, tile_s, nbytes) == 0  # more turns than there are words
+
+
+@pytest.mark.slow
+@pytest.mark.gpus("n")
 @pytest.mark.parametrize("rows", [(64, 64, 64), (48, 70, 33), (0, 64, 64)])
 @pytest.mark.parametrize("n", [2, 3])
 def test_gathered_rows_may_be_multiplied_at_once_and_in_smaller_tiles_at_the_end(monkeypatch, n, rows):
@@ -215,14 +244,15 @@ def changing_shapes(group):
     rng = np.random.default_rng(3)
     with FusedProducts(group, staging_bytes=1 << 15, workers=2, tile=(8, 8, 8), flagged=False) as products:
         for turn in range(12):
-            m, k, columns, kind = (int(v) for v in (*rng.integers(1, 30, 3), rng.integers(3)))
+            m, k, columns, kind = (int(v) for v in (*rng.integers(1, 30, 3), rng.integers(4)))
+            products._part_movers = int(kind == 3)
             m *= group.size
             parts = [programs.numbers((turn, r), "f32", m, k) for r in range(group.size)]
             factors = [programs.numbers((turn, 100 + r), "f32", k, columns) for r in range(group.size)]
             a, b = parts[group.rank][0], factors[group.rank][0]
             total = sum(p[1] @ f[1] for p, f in zip(parts, factors, strict=True))
             rows = slice(group.rank * m // group.size, (group.rank + 1) * m // group.size)
-            if kind == 0:
+            if kind in (0, 3):
                 got, want = products.matmul_reduce_scatter(a, b), total[rows]
             elif kind == 1:
                 got, want = products.matmul_all_reduce(a, b), total

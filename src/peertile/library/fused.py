@@ -14,13 +14,15 @@ from typing import Any
 
 from peertile.comm.group import Group
 from peertile.comm.symmetric import SymmetricHeap
-from peertile.dtypes import DType, f32, i64, u8, u64
+from peertile.dtypes import DType, f32, i64, u8, u32, u64
 from peertile.errors import ArgumentError
+from peertile.kernel import LaunchOp
 from peertile.library import fused_kernels
 from peertile.library.collectives import Collectives
 from peertile.library.cuda_collectives import as_words
 from peertile.library.fused_base import (
     FLOATS,
+    GPU_MOVERS,
     MOST_WORKERS,
     FusedBase,
     check_count,
@@ -28,7 +30,7 @@ from peertile.library.fused_base import (
     check_tile,
     power_of_two,
 )
-from peertile.library.products import WORTH_A_TAIL, choose_product, matmul
+from peertile.library.products import FEW_ROWS, WORTH_A_TAIL, choose_product, matmul, rows_together
 from peertile.op import copy
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
@@ -62,6 +64,15 @@ lets the next launch begin while it runs, and a small collective leaves room for
 other's start, while a product that waits for its peer keeps the next one out. Two H200, 1, 4, 16 and 64 rows by 8192
 columns: 20.2, 20.5, 21.8 and 26.0 us in two launches, 24.8, 24.9, 25.6 and 29.0 in one, at an inner extent of 4096;
 57.1, 57.7, 58.8 and 63.9 beside 62.8, 63.1, 64.0 and 66.0 at 14336."""
+MOVED_PER_S = 27e9
+"""Bytes a second that a program moves to a peer while others multiply, by two H200: to 64 KiB under way at a time, in
+bulk or not, memory and the link then answer late. Where nothing else runs it is 45e9."""
+WORTH_MOVING = 0.95
+MOST_PART_MOVERS = 8
+"""Of a product + reduce-scatter: with more it was not tried."""
+LINK_PER_S = 366e9
+MULTIPLIED_PER_S = 5.9e12
+"""Operations a second of a program that multiplies, by an H200."""
 WORTH_WAITING = 2048
 """Columns from which on a GPU computes longer on its own rows than those of one peer are under way, so that nothing is
 gained by beginning with some of them: k rows take 2 k inner columns / 600e12 s, and 2 k inner / 330e9 s."""
@@ -105,6 +116,51 @@ def smaller_at_end(
 
     best = min(range(min(rows[2], most, 16) + 1), key=longest)
     return best if longest(best) < WORTH_A_TAIL * longest(0) else 0
+
+
+@lru_cache(maxsize=1024)
+def choose_movers(tiles: tuple[int, ...], programs: int, tile_s: float, nbytes: int) -> int:
+    """Programs of a product + reduce-scatter that had better do nothing but move what the others compute, by how long
+    the rank with the most to do takes; 0 where that gains less than 5 %, and every program sends its own tiles.
+
+    `tiles` of each rank's rows, which take `tile_s` and travel as `nbytes`. A program that sends computes nothing
+    meanwhile, so parts cost the time of the link; movers hide it, and cost where the others need a turn more.
+
+    >>> choose_movers((256, 256), 132, 46e-6, 1 << 16), choose_movers((16, 16), 132, 46e-6, 1 << 16)
+    (4, 0)
+    """
+    n, total = len(tiles), sum(tiles)
+    alone = -(-total // programs) * tile_s + (total - min(tiles)) * nbytes / LINK_PER_S
+
+    def moved(movers: int) -> float:
+        workers, one = programs - movers, nbytes / min(MOVED_PER_S, LINK_PER_S / movers)
+        there: dict[tuple[int, int], list[float]] = {}  # when the turns of a part have come, by who sends and who adds
+        for source in range(n):
+            dealt, free = 0, 0.0
+            for d in range(1, n):
+                to = (source + d) % n
+                turns = there[source, to] = []
+                for first in range(0, tiles[to], workers):
+                    last = min(first + workers, tiles[to])
+                    free = max(free, -(-(dealt + last) // workers) * tile_s) + -(-(last - first) // movers) * one
+                    turns.append(free)
+                dealt += tiles[to]
+        ends = []
+        for me in range(n):
+            now = (total - tiles[me]) // workers * tile_s
+            for k in range(-(-tiles[me] // workers)):
+                now = max([now + tile_s, *(there[r, me][k] for r in range(n) if r != me)])
+            ends.append(max(now, -(-total // workers) * tile_s))
+        return max(ends)
+
+    times = {
+        m: moved(m)
+        for m in range(1, min(MOST_PART_MOVERS, programs // 4) + 1)
+        if programs % m == 0 and -(-max(tiles) // (programs - m)) <= fused_kernels.MOST_TURNS
+    }
+    best = min(times.values(), default=alone)
+    # As many as cost nothing: what is there early need not be waited for.
+    return max(m for m, t in times.items() if t <= 1.005 * best) if best < WORTH_MOVING * alone else 0
 
 
 class FusedProducts(FusedBase):
@@ -155,6 +211,7 @@ class FusedProducts(FusedBase):
             raise ArgumentError(f"FusedProducts: collectives: expected a Collectives of the same group, got {got}")
         size = group.size
         words = 8 * size * (MOST_CHUNKS + 5 * MOST_TILES) + 16 * size * MOST_WORDS + 8 * size * 2 * MOST_WORKERS
+        words += 16 * GPU_MOVERS * (fused_kernels.MOST_TURNS + size)
         super().__init__(
             where, staging_bytes=2 * staging_bytes + words, movers=movers, workers=workers,
             agreed=(staging_bytes, partials.name, tile, flagged, collectives is not None),
@@ -164,7 +221,10 @@ class FusedProducts(FusedBase):
         self._collectives = collectives
         self._worth_waiting = WORTH_WAITING
         self._in_pairs = PAIRED_ON_GPU or not self._on_gpu
+        self._part_movers: int | None = None if self._on_gpu else 0
         with self._making():
+            self._told = self._own(self.heap.zeros((2 * fused_kernels.MOST_TURNS, GPU_MOVERS), i64), is_words=True)
+            self._landed = self._own(self.heap.zeros((2 * GPU_MOVERS, size), i64), is_words=True)
             self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
             self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
@@ -290,9 +350,13 @@ class FusedProducts(FusedBase):
         inners = self._shares(f"{name}: inner", inner, a.shape[1])
         bm, bn, bk, stages = self._tiles(a, max(shares), columns, max(inners))
         inbox = self._inbox(name, max(shares), columns, bm, bn)
-        cut = c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8)
-        sign = self._sign(name, shares, inners, columns, a.dtype.name, bm, bn)
         even = len(set(shares)) == 1
+        movers = self._movers_of_parts(shares, columns, max(inners), bm, bn)
+        sign = self._sign(name, shares, inners, columns, a.dtype.name, bm, bn, movers)
+        if movers:
+            moved = self._moved(a, b, c, shares, sign, movers, (bm, bn, bk, stages))
+            return self._met(moved).map(lambda *_: c)
+        cut = c.partition((bm, bn)).persistent(programs=self.programs, swizzle=8)
         if even and size == 2 and self._in_pairs and -(-shares[0] // bm) * -(-columns // bn) < fused_kernels.PAIRS:
             paired = fused_kernels.gemm_scatter_pairs(
                 cut, a, b, self._begun, inbox, self._paired, self._calls, sign, BK=bk, STAGES=stages,
@@ -303,6 +367,32 @@ class FusedProducts(FusedBase):
             STAGES=stages, EVEN=even,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: c)
+
+    def _movers_of_parts(self, shares: tuple[int, ...], columns: int, inner: int, bm: int, bn: int) -> int:
+        """Programs of a product + reduce-scatter that only move; 0 where all send what they compute."""
+        nbytes = bm * bn * self.partials.itemsize
+        if self._part_movers is not None or self.group.size == 1 or self.partials.itemsize != 2 or nbytes % 16:
+            return self._part_movers or 0
+        tiles = tuple(-(-rows // bm) * -(-columns // bn) for rows in shares)
+        return choose_movers(tiles, self.programs, 2 * bm * bn * inner / MULTIPLIED_PER_S, nbytes)
+
+    def _moved(
+        self, a: Tensor, b: Tensor, c: Tensor, shares: tuple[int, ...], sign: int, movers: int,
+        cut: tuple[int, int, int, int],
+    ) -> LaunchOp:  # fmt: skip
+        """A product + reduce-scatter with programs that only move."""
+        (bm, bn, bk, stages), size = cut, self.group.size
+        tiles = -(-max(shares) // bm) * -(-b.shape[1] // bn)
+        words = bm * bn * self.partials.itemsize // 4
+        together = rows_together((bm, bn), self.programs - movers) if a.dtype.itemsize == 2 else FEW_ROWS
+        return fused_kernels.gemm_scatter_moved(
+            c.partition((bm, bn)).persistent(programs=self.programs, swizzle=together, spare=movers), a, b, self._begun,
+            self._seen_as(self._staging, self.partials, (2 * size, tiles * bm, bn)),
+            self._seen_as(self._staging, u32, (2 * size * tiles, words)), self._told, self._landed, self._calls,
+            self._starts(shares), sign, BK=bk, STAGES=stages,
+            N=size, MOVERS=movers, PIECE=words // 4, EVEN=len(set(shares)) == 1 and shares[0] % bm == 0,
+            TOGETHER=together,
+        )  # fmt: skip
 
     def matmul_all_reduce(
         self, a: Tensor, b: Tensor, out: Tensor | None = None, *, inner: Sequence[int] | None = None

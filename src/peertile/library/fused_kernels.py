@@ -20,7 +20,16 @@ from peertile.kernel import kernel
 from peertile.library.cuda_kernels import high, low, pair
 from peertile.library.gemm import product
 
-__all__ = ["PAIRS", "gather_gemm", "gemm_reduce", "gemm_reduce_flagged", "gemm_scatter", "gemm_scatter_pairs"]
+__all__ = [
+    "MOST_TURNS",
+    "PAIRS",
+    "gather_gemm",
+    "gemm_reduce",
+    "gemm_reduce_flagged",
+    "gemm_scatter",
+    "gemm_scatter_moved",
+    "gemm_scatter_pairs",
+]
 
 DIFFERENT = (
     "a peer called this with other shapes, or other numbers of rows; launch the same kernel with the same of them on "
@@ -334,6 +343,176 @@ def gemm_scatter(
         turned += P
     if turned == begin:
         tell_last(arrived, epoch)
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
+
+
+MOST_TURNS = 512
+"""Turns of the workers in a part of gemm_scatter_moved, at most: each has a word for each mover."""
+
+
+def place_of(t: T.Tile, down: T.Tile, across: T.Tile, TOGETHER: int) -> tuple[T.Tile, T.Tile]:
+    """The index of tile t of `down` by `across`, as a partition of swizzle TOGETHER walks them. Every tile begins with
+    this, and a division of 32 bits takes a fraction of the time of one of 64."""
+    at, height, group = t.astype(T.u32), down.astype(T.u32), (across * TOGETHER).astype(T.u32)
+    first, inside = at // group * TOGETHER, at % group
+    rows = T.minimum(height - first, T.u32(TOGETHER))
+    return T.maximum((first + inside % rows).astype(T.i64), 0), T.maximum((inside // rows).astype(T.i64), 0)
+
+
+def slot_of(epoch: T.Tile, d: T.Tile, N: int) -> T.Tile:
+    """Where what the rank d before its owner sends lies in this call: behind the two places of what the owner sends."""
+    return 2 + epoch % 2 * (N - 1) + d - 1
+
+
+def move_parts(
+    tiles: T.Peer, told: T.Peer, landed: T.Peer, starts: T.Shared, epoch: T.Tile, columns: T.Tile, share: T.Tile,
+    BM: int, N: int, MOVERS: int, PIECE: int,
+) -> None:  # fmt: skip
+    """This mover's share of what others own, turn by turn of the workers: as soon as all of its tiles are there.
+
+    A tile travels as four pieces, words whatever they mean. A piece of the next tile is fetched as soon as its
+    registers have been sent, so that three of four are always under way, and none is moved from register to register,
+    which would wait for it.
+    """
+    p, me = T.program_id(0), tiles.rank
+    each = tiles.shape[0] // (2 * N)
+    for d in T.range(1, N):
+        to = (me + d) % N
+        first, last = T.ld(starts, (to,), order=T.weak), T.ld(starts, (to + 1,), order=T.weak)
+        whole = T.cdiv(last - first, BM) * columns
+        for k in T.range(T.cdiv(whole, share * MOVERS)):
+            begin = T.minimum((k * MOVERS + p) * share, whole)
+            count = T.minimum(whole - begin, share)
+            row = d % 2 * MOST_TURNS + k
+            T.wait_at_least(told.local, count, (row, p))
+            T.st(told.local, 0, (row, p), order=T.weak)
+            here = tiles.local.slice((d % 2 * each + begin, 0), (count, 4 * PIECE))
+            there = tiles.at(to).slice((slot_of(epoch, d, N) * each + begin, 0), (count, 4 * PIECE))
+            last_tile_here = T.maximum(here.num_tiles((1, PIECE))[0] - 1, 0)
+            edge = T.minimum(
+                T.maximum(here.num_tiles((1, PIECE))[1] - 1, 0), T.maximum(there.num_tiles((1, PIECE))[1] - 1, 0)
+            )
+            second, third, fourth = T.minimum(1, edge), T.minimum(2, edge), T.minimum(3, edge)
+            w = here.load((0, 0), (1, PIECE))
+            x = here.load((0, second), (1, PIECE))
+            y = here.load((0, third), (1, PIECE))
+            z = here.load((0, fourth), (1, PIECE))
+            for t in T.range(0, T.minimum(here.num_tiles((1, PIECE))[0], there.num_tiles((1, PIECE))[0])):
+                ahead = T.minimum(t + 1, last_tile_here)
+                there.store((t, 0), w)
+                w = here.load((ahead, 0), (1, PIECE))
+                there.store((t, second), x)
+                x = here.load((ahead, second), (1, PIECE))
+                there.store((t, third), y)
+                y = here.load((ahead, third), (1, PIECE))
+                there.store((t, fourth), z)
+                z = here.load((ahead, fourth), (1, PIECE))
+            T.st(landed, epoch * MOST_TURNS + k, (p, me), rank=to, order=T.release)
+        if N > 3:
+            T.st(landed.local, epoch * N + d, (MOVERS + p, me), order=T.release)
+
+
+def compute_part(
+    a: T.Shared, b: T.Shared, parts: T.View, slot: T.Tile | int, words: T.View, top: T.Tile, down: T.Tile,
+    columns: T.Tile, steps: T.Tile, begin: T.Tile, step: T.Tile, BM: int, BN: int, BK: int, STAGES: int, TOGETHER: int,
+) -> None:  # fmt: skip
+    """This worker's tiles of a part, from row `top` of tiles of `a` on, each told to its mover when it is there."""
+    end = last_tile(a, BM, BK)
+    right = T.maximum(b.num_tiles((BK, BN))[1] - 1, 0)
+    bottom = T.maximum(words.num_tiles((1, 1))[0] - 1, 0)
+    k = T.i64(0)
+    for t in T.range(T.maximum(begin, 0), T.minimum(down * columns, parts.num_tiles((1, BM, BN))[1]), step):
+        i, c = place_of(t, down, columns, TOGETHER)
+        m = T.minimum(T.maximum(top + i, 0), end)
+        part = product(a, b, m, T.minimum(c, right), 0, steps, BM, BN, BK, STAGES, False).astype(parts.dtype)
+        parts.store((slot, t, 0), T.reshape(part, (1, BM, BN)))
+        words.atomic_add((T.minimum(T.maximum(k, 0), bottom), 0), T.full((1, 1), 1, T.i64), order=T.release)
+        k += 1
+
+
+@kernel
+def gemm_scatter_moved(
+    out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, tiles: T.Peer, told: T.Peer,
+    landed: T.Peer, calls: T.Peer, starts: T.Shared, sign: T.i64, BK: T.Const[int], STAGES: T.Const[int],
+    N: T.Const[int], MOVERS: T.Const[int], PIECE: T.Const[int], EVEN: T.Const[bool], TOGETHER: T.Const[int],
+) -> None:  # fmt: skip
+    """As gemm_scatter, with MOVERS programs that only move: the others, the workers, store parts in this rank's memory,
+    which takes them no longer than a product's result, and go on. The number of movers divides that of the workers.
+
+    A turn of the workers is as many tiles as there are of them; each mover has a share of it, in a row. `told`
+    [2 turns, movers] counts a share's tiles, and is back at 0 before the next call; `landed` [2 movers, ranks] has the
+    last turn that a mover of each rank has brought here, and behind that, for this rank alone, the last part that it
+    has moved. The inbox has two places for what this rank sends, which parts take in turn, and one for each other rank
+    and parity; tiles lie one after the other in it. `tiles` is the same memory, [tiles, words]. Workers write the first
+    two places and check nothing before: nobody else does, and who wrote there in a call before, which lay otherwise,
+    has been waited for. EVEN: all ranks have the same number of whole tiles, which need no views of their own.
+    """
+    p, P = T.program_id(0), T.num_programs(0)
+    me = inbox.rank
+    last_epoch, last_sign = last_call(calls)
+    BM, BN = out.tile_shape
+    columns = T.cdiv(b.shape[1], BN)
+    inner = a.shape[1]
+    steps = a.num_tiles((BM, BK))[1]
+    W = P - MOVERS
+    share = W // MOVERS
+    if p < MOVERS:
+        e = last_epoch + 1
+        greet(begun, e, sign)
+        if last_sign != sign:
+            check(begun, e, sign)
+        move_parts(tiles, told, landed, starts, e, columns, share, BM, N, MOVERS, PIECE)
+    spot = T.maximum(p - MOVERS, 0)
+    box = inbox.local
+    slots = T.maximum(box.num_tiles((1, BM, BN))[0] - 1, 0)
+    if N == 2 and EVEN:
+        down = out.num_tiles()[0]
+        words = told.local.slice((MOST_TURNS, spot // share), (MOST_TURNS, 1))
+        compute_part(
+            a, b, box, T.minimum(1, slots), words, down * ((me + 1) % N), down, columns, steps,
+            T.where(p < MOVERS, down * columns, spot), W, BM, BN, BK, STAGES, TOGETHER,
+        )  # fmt: skip
+        dealt = down * columns
+    else:
+        dealt = T.i64(0)
+        for d in T.range(1, N):
+            to = (me + d) % N
+            first, last = T.ld(starts, (to,), order=T.weak), T.ld(starts, (to + 1,), order=T.weak)
+            theirs, down = a.slice((first, 0), (last - first, inner)), T.cdiv(last - first, BM)
+            if N > 3 and d > 2:  # its place has the part before the last one
+                for q in T.range(MOVERS):
+                    T.wait_at_least(landed.local, (last_epoch + 1) * N + d - 2, (MOVERS + q, me))
+            place = (spot + W - dealt % W) % W
+            parts = inbox.local.slice((d % 2, 0, 0), (1, inbox.shape[1], BN))
+            words = told.local.slice((d % 2 * MOST_TURNS, place // share), (MOST_TURNS, 1))
+            compute_part(
+                theirs, b, parts, 0, words, T.i64(0), down, columns, steps,
+                T.where(p < MOVERS, down * columns, place), W, BM, BN, BK, STAGES, TOGETHER,
+            )  # fmt: skip
+            dealt += down * columns
+    epoch = last_epoch + 1
+    if EVEN:
+        own, top = a, out.num_tiles()[0] * me
+    else:
+        first, last = T.ld(starts, (me,), order=T.weak), T.ld(starts, (me + 1,), order=T.weak)
+        own, top = a.slice((first, 0), (last - first, inner)), T.i64(0)
+    end = last_tile(own, BM, BK)
+    check_once(begun, epoch, sign)
+    t = (spot + W - dealt % W) % W
+    turn = epoch * MOST_TURNS
+    mover = t // share
+    for tile in out.tiles(dealt=dealt):
+        i, c = tile.index
+        m = T.minimum(T.maximum(top + i, 0), end)
+        acc = product(own, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
+        for r in T.peers():
+            T.wait_at_least(landed.local, turn, (mover, r))
+            part = box.load((slot_of(epoch, (me + N - r) % N, N), t, 0), (1, BM, BN))
+            acc += T.reshape(part, (BM, BN)).astype(T.f32)
+        tile.store(acc.astype(out.dtype))
+        t += W
+        turn += 1
     T.st(calls.local, epoch, (p, 0), order=T.weak)
     T.st(calls.local, sign, (p, 2), order=T.weak)
 

@@ -59,6 +59,16 @@ def scattered(monkeypatch):
     return taken(monkeypatch, "gemm_scatter", lambda p: p.matmul_reduce_scatter(*factors()), STAGES=4)
 
 
+def moved(monkeypatch):
+    """With programs that only move, of two ranks."""
+
+    def call(products):
+        products._part_movers = 2
+        products.matmul_reduce_scatter(*factors())
+
+    return taken(monkeypatch, "gemm_scatter_moved", call, STAGES=4, N=2)
+
+
 def gathered(monkeypatch, at_once=True, tail=False, quick=False):
     changes = {"STAGES": 4, "AT_ONCE": at_once, "REST": not quick, "TAIL": tail, "MR": 8, "MC": 512, "QUICK": quick}
     return taken(monkeypatch, "gather_gemm", lambda p: p.all_gather_matmul(*factors()), **changes)
@@ -93,6 +103,29 @@ def test_parts_of_a_sum_leave_in_bulk_from_a_loop_that_waits_for_nothing(monkeyp
     assert not re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop)
     after = text[text.index(loop) + len(loop) :]
     assert after.index("_await_bulk()") < after.index("_st_release_sys_b64(")
+
+
+def test_a_tile_is_told_while_the_next_ones_factors_are_on_their_way(monkeypatch):
+    """The loop goes on into the next tile: Triton makes no loads ahead around a barrier of its own."""
+    (loop,) = blocks(lower_to_text(moved(monkeypatch)), "flatten=True")
+    assert loop.index("_tiles.store(") < loop.index("_await_bulk()") < loop.index("tl.atomic_add(")
+    assert 'sem="release"' in loop
+    assert not re.search(r"_check|debug_barrier|_wait|if |tl\.store|tl\.load", loop)
+
+
+def test_programs_that_only_move_send_pieces_with_nothing_in_between(monkeypatch):
+    text = lower_to_text(moved(monkeypatch))
+    (loop,) = (part for part in blocks(text, "for t") if part.count("tl.store(") == 4)
+    assert loop.count("tl.load(") == 4
+    assert not re.search(r"_check|barrier|_fence|_await|_wait|if ", loop)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+def test_a_loop_that_says_has_as_many_buffers_as_it_asks_for(monkeypatch):
+    binary = compile_kernel(moved(monkeypatch))
+    buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d)x128x64xbf16", binary.text["ttgir"])
+    assert buffers == ["4", "4"]
 
 
 def paired():
@@ -254,9 +287,9 @@ def test_rows_that_are_waited_for_tile_by_tile_are_fetched_in_bulk_too(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("triton_needed")
-@pytest.mark.parametrize("make", [scattered, gathered, tailed])
+@pytest.mark.parametrize("make", [scattered, moved, gathered, tailed])
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_fused_products_compile(monkeypatch, make, arch):
     text = compile_kernel(make(monkeypatch), arch).text["ptx"]
     assert "fence.proxy.async;" in text
-    assert ("cp.async.bulk.wait_group 0;" in text) == (make is scattered)
+    assert ("cp.async.bulk.wait_group 0;" in text) == (make in (scattered, moved))

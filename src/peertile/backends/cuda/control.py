@@ -280,16 +280,20 @@ def _root(e: Emitter, value: Value) -> Root:
     return holder.root if isinstance(holder, View | Symmetric) else RAW
 
 
+_SAYS: Final = (ops.WordStore, ops.TileStore, ops.TileAtomic)
+"""What orders, with a release, what came before it alone: loads of later trips may be made in front of it."""
+
+
 def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
     """Whether loads may be moved to earlier trips: nothing in the body may order or overwrite them."""
     for inner in walk(op.blocks[0]):
         order = inner.attrs.get("order", Order.WEAK)
-        if (
-            isinstance(inner, ops.Fence | ops.Wait | ops.WaitAny | ops.WaitTransfer | ops.Print)
-            or order is not Order.WEAK
+        if isinstance(inner, ops.Fence | ops.Wait | ops.WaitAny | ops.WaitTransfer | ops.Print) or (
+            order is not Order.WEAK and not (order is Order.RELEASE and isinstance(inner, _SAYS))
         ):
             return False
-    return not any(access.conflicts_with_read(root) for root in access.read)
+    loads = [op for op in walk(op.blocks[0]) if Effect.READ in op.EFFECTS and Effect.WRITE not in op.EFFECTS]
+    return not any(access.conflicts_with_read(_root(e, load.operands[0])) for load in loads)
 
 
 @lowers(ops.For)
@@ -324,6 +328,8 @@ def _for(e: Emitter, op: ops.For) -> None:
     e.frames.pop()
     _bind(e, op.results, carried)
     e.access.join(access)
+    # What its trips need not order among themselves, others behind it may meet.
+    e.access.written |= {(_root(e, x.operands[0]), None) for x in walk(body) if x in e.once and x not in e.descriptors}
 
 
 def _keeps_bulk_under_way(e: Emitter, op: ops.For) -> bool:
@@ -332,6 +338,10 @@ def _keeps_bulk_under_way(e: Emitter, op: ops.For) -> bool:
     if _NONE.union(*(escapes(inner) for inner in op.blocks[0].ops if not inner.TERMINATOR)) != {Escape.FAULT}:
         return False
     return any(memory.is_sent_in_bulk(e, inner) for inner in op.blocks[0].ops)
+
+
+def _flattens(e: Emitter) -> bool:
+    return e.options.flatten if e.options.flatten is not None else capability(e.arch) == 90
 
 
 def _guarded_for(e: Emitter, op: ops.For) -> None:
@@ -381,8 +391,8 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
     extra = "" if pipelined else ", num_stages=1"
     if pipelined and op.attrs["stages"] > 1:
         extra = f", num_stages={stages}"
-    flatten = e.options.flatten if e.options.flatten is not None else capability(e.arch) == 90
-    if pipelined and flatten and _is_persistent_product(op):
+    flat = pipelined and _flattens(e) and _is_persistent_product(op)
+    if flat:
         extra += ", flatten=True"
     if pipelined and e.options.specialize and any(isinstance(x, ops.Mma) for x in body.ops):
         if stages > MOST_DIVIDED_BUFFERS:
@@ -399,7 +409,9 @@ def _plain_for(e: Emitter, op: ops.For, go: str | None, pipelined: bool) -> None
         _bind_counter(e, op, name, wide)
         if go is not None:
             e.w.line(f"{go} = tl.full((), True, tl.int1)")
+        around, e.is_flat = e.is_flat, e.is_flat or flat
         _block(e, body)
+        e.is_flat = around
 
 
 def _is_persistent_product(op: ops.For) -> bool:

@@ -366,7 +366,8 @@ def is_sent_in_bulk(e: Emitter, op: Op) -> bool:
 
 def _is_sent(op: Op) -> bool:
     """Whether `op` stores a tile in a peer's memory."""
-    return isinstance(op, ops.Store) and isinstance(_source(op.operands[0]).op, ops.PeerView)
+    source = _source(op.operands[0]).op if isinstance(op, ops.Store) else None
+    return isinstance(source, ops.PeerView) and not isinstance(source.operands[1].op, ops.Rank)
 
 
 _WORTH_BULK: Final = 128 * 128
@@ -388,8 +389,14 @@ def _plan_derived(e: Emitter, feeding: set[Op]) -> None:
         if not isinstance(op, ops.Load | ops.Store) or op in e.descriptors or op.operands[0] in e.values:
             continue
         view = op.operands[0]
+        if view.op is None or ops.enclosing_loop(view.op) is ops.enclosing_loop(op):
+            continue
+        if _is_moved(e, op):
+            if isinstance(op, ops.Store) and _is_sent(op) and _hits_once(op):
+                e.once.add(op)
+            continue
         axes = _derived_axes(e, view)
-        if axes is None or view.op is None or ops.enclosing_loop(view.op) is ops.enclosing_loop(op):
+        if axes is None:
             continue
         t = tile_of(op.result if isinstance(op, ops.Load) else op.operands[1])
         if not _fits_bulk(t, axes):
@@ -410,7 +417,31 @@ def _plan_derived(e: Emitter, feeding: set[Op]) -> None:
             # As a whole: the second half would wait until the link has taken the first one from shared memory.
             e.awaits_bulk = True
             e.once.add(op)
+            if not _is_sent(op):
+                t = _moved_at_once(t, axes)
         e.planned.setdefault(view, []).append((op, axes, t))
+
+
+def _is_moved(e: Emitter, op: ops.Load | ops.Store) -> bool:
+    """Whether a tile goes from memory to memory as it is, and then through registers: a bulk copy to a peer has to wait
+    until the link has taken the one before from shared memory, so that it moves less."""
+    if isinstance(op, ops.Store):
+        return _is_loaded(op.operands[1], 0)
+    users = [o for o in walk(e.kernel.body) if op.result in o.operands]
+    return bool(users) and all(
+        isinstance(o, ops.Yield | ops.Continue | ops.For) or (isinstance(o, ops.Store) and _is_loaded(o.operands[1], 0))
+        for o in users
+    )
+
+
+def _is_loaded(value: Value, depth: int) -> bool:
+    """Whether a tile was loaded, in this trip of a loop or in the one before."""
+    if isinstance(value.op, ops.Load):
+        return True
+    if value.op is not None or depth or not isinstance(value.owner, Block):
+        return False
+    loop = value.owner.parent
+    return isinstance(loop, ops.For) and _is_loaded(loop.operands[2 + value.index], 1)
 
 
 def _source(view: Value) -> Value:
@@ -527,9 +558,12 @@ def _hits_once(store: ops.Store) -> bool:
     # Beside the tile's own index there may be what stays the same throughout the loop.
     index = [v for v in store.operands[2:] if loop is None or not _defined_outside(v, loop)]
     tile = index[0].op if index else None
-    if not isinstance(tile, ops.TileIndex) or index != tile.results:
+    if isinstance(loop, ops.For) and index == [loop.blocks[0].args[0]]:
+        linear = index[0]
+    elif not isinstance(tile, ops.TileIndex) or index != tile.results:
         return False
-    linear = tile.operands[1]
+    else:
+        linear = tile.operands[1]
     if isinstance(linear.op, ops.BinaryOp) and linear.op.attrs["fn"] is Binary.SUB:
         # From the last tile on: as many as there are less 1, less the number in turn.
         whole, linear = linear.op.operands

@@ -41,6 +41,7 @@ __all__ = [
     "load_table",
     "load_tile",
     "mark",
+    "meet",
     "patience",
     "patient_load_tile",
     "report",
@@ -211,6 +212,12 @@ def await_bulk() -> Function:
     """f(): the bulk copies of this thread have ended, and what they stored is visible to it."""
     body = _lines("cp.async.bulk.wait_group 0;", "mov.b32 $0, 0;")
     return _asm("_await_bulk", "", "behind bulk copies", body, "=r", "", "tl.int32", "return r")
+
+
+def meet() -> Function:
+    """f(): all threads of the program meet, as at Triton's own barrier; around that one it makes no loads ahead."""
+    body = _lines("bar.sync 0;", "mov.b32 $0, 0;")
+    return _asm("_meet", "", "all threads meet", body, "=r", "", "tl.int32", "return r")
 
 
 def follow() -> Function:

@@ -227,6 +227,8 @@ class Emitter:
         """Whether the kernel has a register for what all its threads agree on."""
         self.used = {value for op in walk(kernel.body) for value in op.operands}
         self.program_ids: tuple[str, ...] = ("_program",)
+        self.is_flat = False
+        """Whether this is the body of a loop whose loads Triton makes ahead, across the ends of the loop inside."""
         self.leaves = False
         """Whether the program has an early end, hence a flag `_alive`."""
         # A fence must be executed by every thread that makes ordered accesses after it.
@@ -349,6 +351,10 @@ class Emitter:
         over the link too."""
         if self.awaits_bulk:
             self.w.line(self.call_ptx(ptx.await_bulk()))
+        if self.is_flat:  # its bulk copies fetch what nobody writes
+            self.w.line(self.call_ptx(ptx.meet()))
+            self.access = Access(unfenced=self.access.unfenced)
+            return
         self.w.line("tl.debug_barrier()")
         if of_writes and self.fences_bulk:
             self.access = Access(unfenced=self.access.unfenced.union(r for r, _ in self.access.written))
