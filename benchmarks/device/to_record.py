@@ -89,11 +89,12 @@ def library(lines: Iterable[Json]) -> Iterator[Json]:
         name = f"{section}.{case}"
         notes = f"relative error {line['relative_error']:.1e}" if "relative_error" in line else ""
         if section == "experts":
-            for what in ("dispatch", "combine"):
-                yield figure(
-                    f"{name}.{what}", "GB/s", line[f"{what} GB/s"], 0.9 * COPY_RATE, at_least=True, times=7, notes=notes
-                )
-            yield from (figure(f"{name}.{what}", "us", took, times=7) for what, took in us.items())
+            moved = [line[k] / 1e6 for k in ("bytes_to_peer", "bytes_on_the_link")]
+            notes = f"choices of the other rank's experts: {moved[0]:.0f} MB, {moved[1]:.0f} MB of them sent"
+            for what, took in us.items():
+                rate = line[f"{what} GB/s"]
+                yield figure(f"{name}.{what}", "GB/s", rate, 0.9 * COPY_RATE, at_least=True, times=7, notes=notes)
+                yield figure(f"{name}.{what}.time", "us", took, times=7)
             continue
         ours = us["peertile"]
         peers = {peer: took for peer, took in us.items() if peer != "peertile" and isinstance(took, float)}
