@@ -84,9 +84,9 @@ def collectives(lines: Iterable[Json]) -> Iterator[Json]:
 def library(lines: Iterable[Json]) -> Iterator[Json]:
     for line in lines:
         section, case, us = line.get("section"), line.get("case"), line.get("us")
-        if case is None or us is None:
+        if case is None or us is None or (section != "experts" and "peertile" not in us):
             continue
-        name = f"{section}.{case}"
+        name = f"{section}.{case}".strip()
         notes = f"relative error {line['relative_error']:.1e}" if "relative_error" in line else ""
         if section == "experts":
             moved = [line[k] / 1e6 for k in ("bytes_to_peer", "bytes_on_the_link")]

@@ -173,9 +173,13 @@ def read_config(env: Mapping[str, str]) -> Config:
     )
 
 
-@cache
-def warn_of_cache(folder: str | Path, error: str) -> None:
+def warn_of_cache(folder: str | Path, error: str | None) -> None:
     """Says once, on the logger "peertile", that nothing can be kept in `folder`. No failure: it costs time alone."""
+    _warn_of_cache(os.fspath(folder), error)
+
+
+@cache
+def _warn_of_cache(folder: str, error: str | None) -> None:
     import logging  # takes 5 ms, which `import peertile` does not pay
 
     logging.getLogger("peertile").warning(

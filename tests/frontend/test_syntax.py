@@ -3,6 +3,7 @@
 import ast
 import linecache
 import os
+import sys
 import textwrap
 from importlib.machinery import SourceFileLoader
 from types import FunctionType
@@ -360,7 +361,9 @@ def test_a_kernel_that_is_imported_again_has_its_new_text(tmp_path):
     assert error(old).message == message
 
 
-def test_code_that_a_hook_at_import_made_is_not_compared_with_its_file(tmp_path):
+def test_code_that_a_hook_at_import_made_is_not_compared_with_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the hook, which the file's own loader would find
+
     class Hook(SourceFileLoader):
         def source_to_code(self, data, path, *, _optimize=-1):
             return compile(data.replace(b"+ 1.5", b"+ 2.5 "), path, "exec")
