@@ -81,15 +81,17 @@ def scattered_product(
     seed=0,
     in_pairs=True,
     moved=0,
+    deals=False,
     **options,
 ):
     """Product + reduce-scatter; without `in_pairs` two ranks with as many rows each do as more of them do, and with
-    `moved` programs that only move, as GPUs do."""
+    `moved` programs that only move, as GPUs do, tiles of 128 by 256 as their threads have them with `deals`."""
     rows, inner = list(rows)[: group.size], list(inner)[: group.size]
     first = sum(rows[: group.rank])
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         products._in_pairs = in_pairs
         products._part_movers = moved
+        products._deals = deals
         for turn in range(turns):
             a, b, want = _factors(group, seed + turn, dtype, sum(rows), inner, columns)
             out = poisoned((rows[group.rank], columns), dtype)

@@ -190,6 +190,17 @@ def test_parts_of_a_sum_may_be_taken_to_their_owners_by_programs_that_only_move(
     spawned(programs.scattered_product, n, rows, (40, 23, 7, 16), columns, "bf16", partials=pt.bf16, **options)
 
 
+@pytest.mark.slow
+@pytest.mark.gpus("n")
+@pytest.mark.feature("A2", "cpu")
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("rows", [(256, 256, 256), (130, 0, 257)])
+def test_moved_parts_may_lie_in_memory_as_threads_have_them(rows, n, seed):
+    options = {"tile": (128, 256, 16), "movers": 1, "workers": 5, "moved": 2, "deals": True, "turns": 3, "seed": seed}
+    options |= {"dtype": "bf16", "partials": pt.bf16, "staging_bytes": 4 << 20}
+    spawned(programs.scattered_product, n, rows, (40, 23, 7), 300, **options)
+
+
 def test_programs_only_move_where_they_hide_more_than_they_cost():
     """Tiles of 128 by 256 of two H200, of 132 programs, which take 46 us at an inner extent of 4096."""
     tile_s, nbytes = 46e-6, 1 << 16

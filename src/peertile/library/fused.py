@@ -68,6 +68,8 @@ MOVED_PER_S = 27e9
 """Bytes a second that a program moves to a peer while others multiply, by two H200: to 64 KiB under way at a time, in
 bulk or not, memory and the link then answer late. Where nothing else runs it is 45e9."""
 WORTH_MOVING = 0.95
+DEALT = (128, 256), (16, 2048)
+"""A tile of a product whose parts lie in memory as threads have them, and its extents there."""
 MOST_PART_MOVERS = 8
 """Of a product + reduce-scatter: with more it was not tried."""
 LINK_PER_S = 366e9
@@ -221,6 +223,7 @@ class FusedProducts(FusedBase):
         self._collectives = collectives
         self._worth_waiting = WORTH_WAITING
         self._in_pairs = PAIRED_ON_GPU or not self._on_gpu
+        self._deals = self._on_gpu
         self._part_movers: int | None = None if self._on_gpu else 0
         with self._making():
             self._told = self._own(self.heap.zeros((2 * fused_kernels.MOST_TURNS, GPU_MOVERS), i64), is_words=True)
@@ -385,13 +388,14 @@ class FusedProducts(FusedBase):
         tiles = -(-max(shares) // bm) * -(-b.shape[1] // bn)
         words = bm * bn * self.partials.itemsize // 4
         together = rows_together((bm, bn), self.programs - movers) if a.dtype.itemsize == 2 else FEW_ROWS
+        pr, pc = DEALT[1] if self._deals and (bm, bn) == DEALT[0] else (bm, bn)
         return fused_kernels.gemm_scatter_moved(
             c.partition((bm, bn)).persistent(programs=self.programs, swizzle=together, spare=movers), a, b, self._begun,
-            self._seen_as(self._staging, self.partials, (2 * size, tiles * bm, bn)),
+            self._seen_as(self._staging, self.partials, (2 * size * tiles * pr, pc)),
             self._seen_as(self._staging, u32, (2 * size * tiles, words)), self._told, self._landed, self._calls,
             self._starts(shares), sign, BK=bk, STAGES=stages,
             N=size, MOVERS=movers, PIECE=words // 4, EVEN=len(set(shares)) == 1 and shares[0] % bm == 0,
-            TOGETHER=together,
+            TOGETHER=together, PR=pr, PC=pc,
         )  # fmt: skip
 
     def matmul_all_reduce(

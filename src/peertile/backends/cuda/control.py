@@ -292,8 +292,13 @@ def _pipelined(e: Emitter, op: ops.For, access: Access) -> bool:
             order is not Order.WEAK and not (order is Order.RELEASE and isinstance(inner, _SAYS))
         ):
             return False
+    return not any(access.conflicts_with_read(root) for root in _loaded(e, op))
+
+
+def _loaded(e: Emitter, op: ops.For) -> list[Root]:
+    """The roots of what a loop loads."""
     loads = [op for op in walk(op.blocks[0]) if Effect.READ in op.EFFECTS and Effect.WRITE not in op.EFFECTS]
-    return not any(access.conflicts_with_read(_root(e, load.operands[0])) for load in loads)
+    return [_root(e, load.operands[0]) for load in loads]
 
 
 @lowers(ops.For)
@@ -309,6 +314,10 @@ def _for(e: Emitter, op: ops.For) -> None:
         return
     carried = [(_declare(e, a, "c"), a) for a in body.args[1:]]
     access = _loop_accesses(e, body)
+    pipelined = _pipelined(e, op, access)
+    if pipelined and any(e.access.conflicts_with_read(root) for root in _loaded(e, op)):
+        e.barrier()  # here, where it does not keep loads of later trips from being made ahead
+    before = e.access.copy()
     e.access.join(access)
     _assign_initial(e, carried, op.operands[3:])
     _bind(e, body.args[1:], carried)
@@ -324,10 +333,11 @@ def _for(e: Emitter, op: ops.For) -> None:
         _while_range(e, op, run, go)
     else:
         e.frames.append(Frame(go, None, carried, carried))
-        _plain_for(e, op, go, _pipelined(e, op, access))
+        _plain_for(e, op, go, pipelined)
     e.frames.pop()
     _bind(e, op.results, carried)
     e.access.join(access)
+    e.access.join(before)  # a loop without a trip has ordered nothing
     # What its trips need not order among themselves, others behind it may meet.
     e.access.written |= {(_root(e, x.operands[0]), None) for x in walk(body) if x in e.once and x not in e.descriptors}
 
@@ -480,7 +490,7 @@ def _loop(e: Emitter, op: ops.Loop) -> None:
     body = op.blocks[0]
     carried = [(_declare(e, a, "c"), a) for a in body.args]
     results = [(_declare(e, v, "r"), v) for v in op.results]
-    access = _loop_accesses(e, body)
+    before, access = e.access.copy(), _loop_accesses(e, body)
     e.access.join(access)
     _assign_initial(e, carried, op.operands)
     _prepare(e, results)
@@ -498,3 +508,4 @@ def _loop(e: Emitter, op: ops.Loop) -> None:
     e.frames.pop()
     _bind(e, op.results, results)
     e.access.join(access)
+    e.access.join(before)  # it may have ended in its first trip, in front of whatever orders

@@ -118,7 +118,7 @@ def _permute(e: Emitter, op: ops.Permute) -> None:
     axes, (x,) = op.attrs["axes"], op.operands
     if axes == tuple(range(len(axes))):
         e.alias(op.result, x)
-    elif _is_carried(x):
+    elif _is_carried(x, op):
         a, r = tile_of(x), tile_of(op.result)
         places = [prod(a.shape[axis + 1 :]) for axis in axes]
         lines = [
@@ -132,12 +132,12 @@ def _permute(e: Emitter, op: ops.Permute) -> None:
         e.define(op.result, f"tl.permute({e.text(x)}, {shape_text(axes)})")
 
 
-def _is_carried(x: Value, by: Op | None = None) -> bool:
-    """Whether a tile comes from what a loop carries (with `by`: a loop that this op is in). One that is turned in each
-    trip keeps Triton choosing layouts for ever, since each choice asks for its turned one; the result of a gather has a
-    layout of its own."""
+def _is_carried(x: Value, by: Op) -> bool:
+    """Whether a tile comes from what a loop carries that `by`, an op that turns it, is in. Turned in each trip it keeps
+    Triton choosing layouts for ever, since each choice asks for its turned one; the result of a gather has a layout of
+    its own. What a loop has carried that has ended is turned once for each."""
     around = []
-    loop = None if by is None else ops.enclosing_loop(by)
+    loop = ops.enclosing_loop(by)
     while loop is not None:
         around.append(loop)
         loop = ops.enclosing_loop(loop)
@@ -149,7 +149,7 @@ def _is_carried(x: Value, by: Op | None = None) -> bool:
             continue
         seen.add(v)
         if isinstance(v.owner, Block):
-            if isinstance(v.owner.parent, ops.For | ops.Loop) and (by is None or v.owner.parent in around):
+            if isinstance(v.owner.parent, ops.For | ops.Loop) and v.owner.parent in around:
                 return True
             continue
         todo += v.owner.operands
