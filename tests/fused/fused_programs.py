@@ -45,14 +45,15 @@ def caught(call, error):
 
 
 def gathered_product(
-    group, rows=(5, 0, 3, 9), inner=6, columns=5, dtype="f32", turns=2, seed=0, at_once=False, **options
+    group, rows=(5, 0, 3, 9), inner=6, columns=5, dtype="f32", turns=2, seed=0, at_once=False, wide=False, **options
 ):
     """All-gather + product, twice with new factors, into poisoned outputs. With `at_once` as on a GPU: a part is begun
-    when all of it is there."""
+    when all of it is there. With `wide` in wide tiles, where two ranks have as many rows."""
     rows = list(rows)[: group.size]
     with FusedProducts(group, **{"staging_bytes": 1 << 20, **options}) as products:
         if at_once:
             products._on_gpu, products._worth_waiting = True, 1
+        products._wide = wide
         for turn in range(turns):
             parts = [numbers((seed, turn, r), dtype, rows[r], inner) for r in range(group.size)]
             b, exact = numbers((seed, turn, 100 + group.rank), dtype, inner, columns)
@@ -249,6 +250,9 @@ SMALL = {
     "all-gather at once + product": _small(gathered_product, rows=(5, 0, 3, 4), at_once=True, movers=2, **_PRODUCT),
     "all-gather at once + a product of few tiles": _small(
         gathered_product, rows=(4, 2, 3, 1), columns=60, at_once=True, **(_PRODUCT | {"tile": (4, 64, 4)})
+    ),
+    "all-gather + product in wide tiles": _small(
+        gathered_product, rows=(4, 4, 3, 1), inner=40, columns=10, turns=3, wide=True, **(_PRODUCT | {"workers": 6})
     ),
     "product + reduce-scatter": _small(scattered_product, rows=(5, 0, 3, 2), **_PRODUCT),
     "product + reduce-scatter of even shares": _small(scattered_product, rows=(3, 3, 3, 3), columns=9, **_PRODUCT),

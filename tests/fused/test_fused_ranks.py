@@ -68,6 +68,17 @@ def test_any_number_of_movers_and_workers_is_right(movers, workers, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.gpus(2)
+@pytest.mark.feature("A2", "cpu")
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(32, 80, 64), (40, 150, 1100), (100, 320, 9000)])
+def test_two_ranks_may_gather_into_wide_tiles_by_halves_of_the_inner_axis(rows, columns, inner, seed):
+    options = {"tile": (16, 64, 16), "movers": 2, "workers": 5, "seed": seed, "turns": 4, "wide": True}
+    options |= {"staging_bytes": 4 * 2 * rows * inner}
+    spawned(programs.gathered_product, 2, (rows,) * 2, inner, columns, **options)
+    spawned(programs.gathered_product, 2, (rows,) * 2, inner, columns, "bf16", **options)
+
+
+@pytest.mark.slow
 @pytest.mark.gpus(3)
 @pytest.mark.feature("A2", "cpu")
 @pytest.mark.parametrize("m", [1, 7, 64])
@@ -257,6 +268,7 @@ def changing_shapes(group):
         for turn in range(12):
             m, k, columns, kind = (int(v) for v in (*rng.integers(1, 30, 3), rng.integers(4)))
             products._part_movers = int(kind == 3)
+            products._wide = turn % 2 == 0
             m *= group.size
             parts = [programs.numbers((turn, r), "f32", m, k) for r in range(group.size)]
             factors = [programs.numbers((turn, 100 + r), "f32", k, columns) for r in range(group.size)]

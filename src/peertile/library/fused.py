@@ -30,7 +30,18 @@ from peertile.library.fused_base import (
     check_tile,
     power_of_two,
 )
-from peertile.library.products import FEW_ROWS, WORTH_A_TAIL, choose_product, matmul, rows_together
+from peertile.library.products import (
+    FEW_ROWS,
+    SIDE,
+    WIDE,
+    WORTH_A_TAIL,
+    choose_product,
+    first_panel,
+    matmul,
+    may_be_wide,
+    rows_together,
+    wide_columns,
+)
 from peertile.op import copy
 from peertile.runtime.op import DeviceOp
 from peertile.runtime.tensor import Tensor
@@ -67,6 +78,10 @@ columns: 20.2, 20.5, 21.8 and 26.0 us in two launches, 24.8, 24.9, 25.6 and 29.0
 MOVED_PER_S = 27e9
 """Bytes a second that a program moves to a peer while others multiply, by two H200: to 64 KiB under way at a time, in
 bulk or not, memory and the link then answer late. Where nothing else runs it is 45e9."""
+WIDE_MOVERS = 4
+"""Programs of an all-gather + product in wide tiles that only move: what whole turns of the others leave of 132."""
+MOVED_TOGETHER = 1 << 13
+"""Elements of a piece that such a program moves, of four that are under way."""
 WORTH_MOVING = 0.95
 DEALT = (128, 256), (16, 2048)
 """A tile of a product whose parts lie in memory as threads have them, and its extents there."""
@@ -118,6 +133,26 @@ def smaller_at_end(
 
     best = min(range(min(rows[2], most, 16) + 1), key=longest)
     return best if longest(best) < WORTH_A_TAIL * longest(0) else 0
+
+
+@lru_cache(maxsize=1024)
+def worth_wide(rows: int, columns: int, inner: int, tile: tuple[int, int], programs: int) -> int:
+    """Columns in the first panel of an all-gather + product of two ranks with `rows` each, by `columns` on each, that
+    is better made in wide tiles (products.py); 0 where not, or where the other's rows would not be there in time: the
+    first half of them behind one's own, the second half another half tile later.
+
+    2048 x 10240 x 8192 takes an H200 that is its own peer 273 us so, 295 in plain tiles and halves of them, and cuBLAS
+    246 for the product alone.
+
+    >>> worth_wide(1024, 5120, 8192, (128, 256), 132), worth_wide(4096, 5120, 8192, (128, 256), 132)
+    (4096, 0)
+    """
+    workers = programs - WIDE_MOVERS
+    first = wide_columns(2 * rows, columns, inner, tile, workers)
+    own = -(-rows // tile[0]) * (first // tile[1]) // workers * (2 * tile[0] * (tile[1] + SIDE) * inner)
+    half = rows * inner * MULTIPLIED_PER_S / min(WIDE_MOVERS * MOVED_PER_S, LINK_PER_S)
+    last = own + tile[0] * (tile[1] + SIDE) * inner
+    return first if half <= own and 2 * half <= last else 0
 
 
 @lru_cache(maxsize=1024)
@@ -224,11 +259,13 @@ class FusedProducts(FusedBase):
         self._worth_waiting = WORTH_WAITING
         self._in_pairs = PAIRED_ON_GPU or not self._on_gpu
         self._deals = self._on_gpu
+        self._wide: bool | None = None if self._on_gpu else False
         self._part_movers: int | None = None if self._on_gpu else 0
         with self._making():
             self._told = self._own(self.heap.zeros((2 * fused_kernels.MOST_TURNS, GPU_MOVERS), i64), is_words=True)
             self._landed = self._own(self.heap.zeros((2 * GPU_MOVERS, size), i64), is_words=True)
-            self._calls = self._own(self.heap.zeros((self.programs, 3), i64), is_words=True)
+            self._calls = self._own(self.heap.zeros((self.programs, 4), i64), is_words=True)
+            self._halves = self._own(self.heap.zeros((4, size), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
             self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
             self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)
@@ -264,6 +301,10 @@ class FusedProducts(FusedBase):
         c = self._output(name, out, (total, b.shape[1]), a)
         self._check_staging(name, total * a.shape[1] * a.dtype.itemsize, "the gathered rows")
         bm, bn, bk, stages = self._tiles(a, max(shares), b.shape[1], a.shape[1])
+        columns = self._first_panel(a, b, shares, (bm, bn))
+        if columns:
+            wide = self._wide_gather(name, a, b, c, shares, (bm, bn, bk, stages), columns)
+            return self._met(wide).map(lambda *_: c)
         # Chunks are whole moved tiles, and no more of them than there are words.
         moved = MOVED[self._on_gpu]
         mr = min(moved[0], power_of_two(max(shares)), bm)
@@ -300,6 +341,47 @@ class FusedProducts(FusedBase):
             STAGES=stages, AT_ONCE=at_once, QUICK=quick, REST=alone < last, TAIL=small > 0,
         )  # fmt: skip
         return self._met(launch).map(lambda *_: c)
+
+    def _wide_gather(
+        self, name: str, a: Tensor, b: Tensor, c: Tensor, shares: tuple[int, ...], cut: tuple[int, int, int, int],
+        columns: int,
+    ) -> LaunchOp:  # fmt: skip
+        """An all-gather + product in wide tiles, `columns` of b in the first panel, with programs that only move."""
+        (bm, bn, bk, stages), side = cut, self._side(cut[1])
+        if side == SIDE:
+            bk, stages = WIDE
+        rows, inner = a.shape
+        first, end = self.group.rank * rows, b.shape[1]
+        together = rows_together((bm, bn), self.programs - WIDE_MOVERS) if a.dtype.itemsize == 2 else FEW_ROWS
+        parts = [
+            c[top : top + rows, left:right]
+            .partition((bm, width))
+            .persistent(programs=self.programs, swizzle=together, spare=WIDE_MOVERS)
+            for top in (first, rows - first)
+            for left, right, width in ((0, columns, bn), (columns, end, side))
+        ]
+        # Eight pieces of a row, or nearly so: two groups of four, of which one is the first half.
+        moved = min(MOVED_TOGETHER // 8, max(power_of_two(-(-inner // 8)), bk))
+        return fused_kernels.gather_gemm_wide(
+            *parts, a, b[:, :columns], b[:, columns:], self._begun,
+            self._seen_as(self._staging, a.dtype, (2 * 2 * rows, inner)), self._halves, self._calls,
+            self._sign(name, shares, b.shape, a.dtype.name, bm, bn, "wide"), BK=bk, STAGES=stages,
+            MR=MOVED_TOGETHER // moved, MC=moved, MOVERS=WIDE_MOVERS,
+        )  # fmt: skip
+
+    def _side(self, width: int) -> int:
+        """Columns that a wide tile has beyond `width`."""
+        return max(width // 4, LEAST_ON_GPU if self._on_gpu else 1)
+
+    def _first_panel(self, a: Tensor, b: Tensor, shares: tuple[int, ...], tile: tuple[int, int]) -> int:
+        """Columns of b in the first panel of an all-gather + product in wide tiles; 0 where others are better."""
+        if self.group.size != 2 or shares[0] != shares[1] or not a.nbytes or self.programs <= WIDE_MOVERS:
+            return 0
+        if self._wide is not None:
+            return first_panel(b.shape[1], tile[1], self._side(tile[1])) if self._wide else 0
+        if self.tile is not None or not may_be_wide(a, b, tile):
+            return 0
+        return worth_wide(shares[0], b.shape[1], a.shape[1], tile, self.programs)
 
     def _turns_sending(self, rows: int, bm: int, bn: int) -> float:
         """Tiles that a program computes while a few others send so many rows."""

@@ -8,7 +8,8 @@ call to call. In call e a rank writes into its peers' place e % 2, which call e 
 every peer has said that it has begun the same one (`greet` and `check`), so whoever is in call e knows that all others
 have begun call e - 1, and have ended call e - 2 with all that it read. Where the two places lie depends on the shapes:
 a call that is not as the one before it checks before it writes, when the others have ended that one too. Calls are
-counted in device memory, `calls` [programs, 3]: all of them, those of one kind, and the sign of the last one.
+counted in device memory, `calls` [programs, 4]: all of them, those of one kind, the sign of the last one, and those of
+another kind.
 """
 
 # Kernels: tiles have operators in the kernel language, not in Python.
@@ -24,6 +25,7 @@ __all__ = [
     "MOST_TURNS",
     "PAIRS",
     "gather_gemm",
+    "gather_gemm_wide",
     "gemm_reduce",
     "gemm_reduce_flagged",
     "gemm_scatter",
@@ -252,6 +254,111 @@ def gather_gemm(
     T.st(calls.local, sign, (p, 2), order=T.weak)
     if AT_ONCE:
         T.st(calls.local, round, (p, 1), order=T.weak)
+
+
+def wide_product(
+    a: T.Shared, b: T.Shared, side: T.Shared, m: T.Tile, n: T.Tile, first: T.Tile | int, stop: T.Tile, left: T.Tile,
+    right: T.Tile, BM: int, BN: int, BS: int, BK: int, STAGES: int,
+) -> tuple[T.Tile, T.Tile]:  # fmt: skip
+    """Tile (m, n) of a @ b and of a @ side over a part of the inner axis, added to what there was."""
+    for k in T.range(first, stop, stages=STAGES):
+        rows = a.load((m, k), (BM, BK))
+        left = T.mma(rows, b.load((k, n), (BK, BN)), left)
+        right = T.mma(rows, side.load((k, n), (BK, BS)), right)
+    return left, right
+
+
+def send_by_halves(
+    a: T.Shared, gathered: T.Peer, halves: T.Peer, start: T.Tile, round: T.Tile, half: T.Tile, MR: int, MC: int,
+    MOVERS: int,
+) -> None:  # fmt: skip
+    """This mover's rows of a, into the other rank's `gathered` from row `start` on: the first half * 4 tiles of
+    columns, and then the others. The mover that ends a half last says so, as of send_all_rows: rows 2 and 3 of `halves`
+    are the counts. Four tiles beside each other are under way, as of move_parts."""
+    p, to = T.program_id(0), 1 - gathered.rank
+    rows, inner = a.shape
+    share = T.cdiv(T.cdiv(rows, MR), MOVERS) * MR
+    first = T.minimum(p * share, rows)
+    count = T.minimum(rows - first, share)
+    groups = T.cdiv(a.num_tiles((MR, MC))[1], 4)
+    for h in T.range(2):
+        for g in T.range(T.where(h == 0, 0, half), T.where(h == 0, half, groups)):
+            here = a.slice((first, 0), (count, inner))
+            there = gathered.at(to).slice((start + first, 0), (count, inner))
+            bottom = T.maximum(here.num_tiles((MR, MC))[0] - 1, 0)
+            edge = T.minimum(
+                T.maximum(here.num_tiles((MR, MC))[1] - 1, 0), T.maximum(there.num_tiles((MR, MC))[1] - 1, 0)
+            )
+            left = T.maximum(4 * g, 0)
+            j0, j1 = T.minimum(left, edge), T.minimum(left + 1, edge)
+            j2, j3 = T.minimum(left + 2, edge), T.minimum(left + 3, edge)
+            w = here.load((0, j0), (MR, MC))
+            x = here.load((0, j1), (MR, MC))
+            y = here.load((0, j2), (MR, MC))
+            z = here.load((0, j3), (MR, MC))
+            for t in T.range(0, T.minimum(here.num_tiles((MR, MC))[0], there.num_tiles((MR, MC))[0])):
+                ahead = T.minimum(t + 1, bottom)
+                there.store((t, j0), w)
+                w = here.load((ahead, j0), (MR, MC))
+                there.store((t, j1), x)
+                x = here.load((ahead, j1), (MR, MC))
+                there.store((t, j2), y)
+                y = here.load((ahead, j2), (MR, MC))
+                there.store((t, j3), z)
+                z = here.load((ahead, j3), (MR, MC))
+        ended = T.atom_add(halves.local, 1, (2 + h, to), order=T.acq_rel) + 1
+        if ended == round * MOVERS:
+            T.st(halves, round, (h, 1 - to), rank=to, order=T.release)
+
+
+@kernel
+def gather_gemm_wide(
+    own: T.Exclusive, own_side: T.Exclusive, rest: T.Exclusive, rest_side: T.Exclusive, a: T.Shared, b: T.Shared,
+    side: T.Shared, begun: T.Peer, gathered: T.Peer, halves: T.Peer, calls: T.Peer, sign: T.i64, BK: T.Const[int],
+    STAGES: T.Const[int], MR: T.Const[int], MC: T.Const[int], MOVERS: T.Const[int],
+) -> None:  # fmt: skip
+    """As gather_gemm for two ranks of as many rows, in wide tiles: of b's columns, and of some more in `side` (see
+    gemm.gemm_wide). MOVERS programs only move, half of the inner axis first: a tile of the other's rows, `rest`, is
+    begun when that has come, and waits for the other half in its middle."""
+    p = T.program_id(0)
+    me = gathered.rank
+    last_epoch, last_sign = last_call(calls)
+    last_round = T.ld(calls.local, (p, 3), order=T.weak)
+    BM, BN = own.tile_shape
+    BS = own_side.tile_shape[1]
+    rows, inner = a.shape
+    steps = a.num_tiles((BM, BK))[1]
+    half = T.maximum(T.cdiv(a.num_tiles((MR, MC))[1], 4) // 2, 1)
+    if p < MOVERS:
+        e = last_epoch + 1
+        greet(begun, e, sign)
+        if last_sign != sign:
+            check(begun, e, sign)
+        send_by_halves(a, gathered, halves, (e % 2 * 2 + me) * rows, last_round + 1, half, MR, MC, MOVERS)
+    for tile, more in zip(own.tiles(), own_side.tiles(), strict=False):
+        m, n = tile.index
+        left, right = T.zeros((BM, BN), T.f32), T.zeros((BM, BS), T.f32)
+        left, right = wide_product(a, b, side, m, n, 0, steps, left, right, BM, BN, BS, BK, STAGES)
+        tile.store(left.astype(own.dtype))
+        more.store(right.astype(own.dtype))
+    epoch, round = last_epoch + 1, last_round + 1
+    check_once(begun, epoch, sign)
+    dealt = own.num_tiles()[0] * own.num_tiles()[1]
+    others = gathered.local.slice(((epoch % 2 * 2 + 1 - me) * rows, 0), (rows, inner))
+    end = last_tile(others, BM, BK)
+    middle = T.minimum(half * (4 * MC // BK), steps)
+    T.wait_at_least(halves.local, round, (0, 1 - me))
+    for tile, more in zip(rest.tiles(dealt=dealt), rest_side.tiles(dealt=dealt), strict=False):
+        m, n = T.minimum(tile.index[0], end), tile.index[1]
+        left, right = T.zeros((BM, BN), T.f32), T.zeros((BM, BS), T.f32)
+        left, right = wide_product(others, b, side, m, n, 0, middle, left, right, BM, BN, BS, BK, STAGES)
+        T.wait_at_least(halves.local, round, (1, 1 - me))
+        left, right = wide_product(others, b, side, m, n, middle, steps, left, right, BM, BN, BS, BK, STAGES)
+        tile.store(left.astype(own.dtype))
+        more.store(right.astype(own.dtype))
+    T.st(calls.local, epoch, (p, 0), order=T.weak)
+    T.st(calls.local, sign, (p, 2), order=T.weak)
+    T.st(calls.local, round, (p, 3), order=T.weak)
 
 
 # ---------------------------------------------------------------- product + reduction

@@ -126,6 +126,17 @@ takes 249.9 us of 255.2 for 2048 x 5120 x 8192, and 125.9 of 157.4 for half the 
 counts, and not how full the last one is: 8192 x 5120 x 8192 takes 1014 us and 991."""
 
 
+def first_panel(n: int, width: int, side: int) -> int:
+    """Columns of the first of two panels of n columns, of as many tiles of `width` and of `side` columns; 0 where no
+    two have as many.
+
+    >>> first_panel(5120, 256, 64), first_panel(4096, 256, 64)
+    (4096, 0)
+    """
+    across = -(-n // (width + side))
+    return across * width if n - across * width > (across - 1) * side else 0
+
+
 @lru_cache(maxsize=4096)
 def wide_columns(m: int, n: int, k: int, tile: tuple[int, int], programs: int) -> int:
     """Columns of the first panel of a product [m, n] that is better made in wide tiles, over an inner extent of k; 0
@@ -134,14 +145,15 @@ def wide_columns(m: int, n: int, k: int, tile: tuple[int, int], programs: int) -
     >>> wide_columns(1024, 5120, 8192, (128, 256), 132), wide_columns(8192, 5120, 8192, (128, 256), 132)
     (4096, 0)
     """
-    across = -(-n // (tile[1] + SIDE))
-    if n - across * tile[1] <= (across - 1) * SIDE:
+    first = first_panel(n, tile[1], SIDE)
+    if not first:
         return 0
     plain = _tailed(m, n, tile, programs)[1]
     if plain >= WIDE_WITHIN[0] or k < WIDE_WITHIN[1]:
         return 0
-    longest = -(-(-(-m // tile[0]) * across) // programs) * (WIDE_COST[0] + WIDE_COST[1] / k)
-    return across * tile[1] if longest < WORTH_WIDE * plain else 0
+    tiles = -(-m // tile[0]) * (first // tile[1])
+    longest = -(-tiles // programs) * (WIDE_COST[0] + WIDE_COST[1] / k)
+    return first if longest < WORTH_WIDE * plain else 0
 
 
 def matmul(
@@ -188,7 +200,7 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
         on_gpu = c.device.driver.kind is DriverKind.CUDA
         together = rows_together(way.tile, programs) if on_gpu and a.dtype.itemsize == 2 else FEW_ROWS
         tail = tail_rows(m, n, way.tile, programs) if on_gpu and way.tile[1] >= 256 else 0
-        wide = wide_columns(m, n, a.shape[1], way.tile, programs) if _may_be_wide(a, b, way) else 0
+        wide = wide_columns(m, n, a.shape[1], way.tile, programs) if may_be_wide(a, b, way.tile) else 0
         if wide:
             panels = [
                 part.partition((way.tile[0], width)).persistent(programs=programs, swizzle=together)
@@ -209,10 +221,10 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
     return op.map(lambda *_: c)
 
 
-def _may_be_wide(a: Tensor, b: Tensor, way: Way) -> bool:
-    """Whether wide tiles were measured for such factors: of 16 bits, both by rows."""
+def may_be_wide(a: Tensor, b: Tensor, tile: tuple[int, int]) -> bool:
+    """Whether wide tiles were measured for such factors, of 16 bits and both by rows, in place of such tiles."""
     by_rows = a.strides[1] == b.strides[1] == 1
-    return a.device.target == "sm_90" and a.dtype.itemsize == 2 and by_rows and way.tile == (128, 256)
+    return a.device.target == "sm_90" and a.dtype.itemsize == 2 and by_rows and tile == (128, 256)
 
 
 def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:

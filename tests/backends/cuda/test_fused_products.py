@@ -59,14 +59,14 @@ def scattered(monkeypatch):
     return taken(monkeypatch, "gemm_scatter", lambda p: p.matmul_reduce_scatter(*factors()), STAGES=4)
 
 
-def moved(monkeypatch):
+def moved(monkeypatch, **changes):
     """With programs that only move, of two ranks."""
 
     def call(products):
         products._part_movers = 2
         products.matmul_reduce_scatter(*factors())
 
-    return taken(monkeypatch, "gemm_scatter_moved", call, STAGES=4, N=2)
+    return taken(monkeypatch, "gemm_scatter_moved", call, STAGES=4, N=2, **changes)
 
 
 def gathered(monkeypatch, at_once=True, tail=False, quick=False):
@@ -126,6 +126,47 @@ def test_a_loop_that_says_has_as_many_buffers_as_it_asks_for(monkeypatch):
     binary = compile_kernel(moved(monkeypatch))
     buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d)x128x64xbf16", binary.text["ttgir"])
     assert buffers == ["4", "4"]
+
+
+def widened():
+    a, b = factors(256, 8192, 640)
+    c = pt.zeros((512, 640), pt.bf16)
+    with FusedProducts(pt.init(), staging_bytes=16 << 20, movers=2, workers=6, partials=pt.bf16, tile=TILE) as products:
+        cut = [
+            c[top : top + 256, left:right].partition((128, width)).persistent(programs=8, swizzle=16, spare=4)
+            for top in (0, 256)
+            for left, right, width in ((0, 512, 256), (512, 640, 64))
+        ]
+        return lowered(
+            fused_kernels.gather_gemm_wide, *cut, a, b[:, :512], b[:, 512:], products._begun,
+            products._seen_as(products._staging, pt.bf16, (1024, 8192)), products._halves, products._calls, 1, BK=32,
+            STAGES=7, MR=8, MC=1024, MOVERS=4,
+        )  # fmt: skip
+
+
+def test_wide_tiles_are_multiplied_by_loops_with_nothing_in_between():
+    text = lower_to_text(widened())
+    loops = blocks(text, "num_stages=7")
+    assert [loop.count("tl.dot(") for loop in loops] == [2, 2, 2]  # one's own rows; the others' by halves
+    assert not any(re.search(r"_check|debug_barrier|_wait|tl\.store|tl\.load", loop) for loop in loops)
+    (moves,) = (part for part in blocks(text, "for t") if part.count("tl.store(") == 4)
+    assert moves.count("tl.load(") == 4
+    assert not re.search(r"_check|barrier|_fence|_await|_wait|if ", moves)
+    waits = [m.end() for m in re.finditer(r"satisfied\w* = _wait", text)]
+    assert all("_fence_bulk()" in text[at : at + 900] for at in waits)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_needed")
+def test_a_part_as_threads_have_it_passes_through_no_shared_memory(monkeypatch):
+    """So the loop over products has room for its four buffers, and what stores and adds a part has no other."""
+    binary = compile_kernel(moved(monkeypatch, PR=16, PC=2048))
+    text = binary.text["ttgir"]
+    assert "tt.gather" not in text
+    assert re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d)x128x64xbf16", text) == ["4", "4"]
+    assert not re.search(r"local_alloc .*memdesc<128x256xbf16", text)
+    assert re.search(r"tt\.store .*16x2048x", text)
+    assert re.search(r"tt\.load .*16x2048x", text)
 
 
 def paired():
