@@ -265,7 +265,7 @@ class FusedProducts(FusedBase):
             self._told = self._own(self.heap.zeros((2 * fused_kernels.MOST_TURNS, GPU_MOVERS), i64), is_words=True)
             self._landed = self._own(self.heap.zeros((2 * GPU_MOVERS, size), i64), is_words=True)
             self._calls = self._own(self.heap.zeros((self.programs, 4), i64), is_words=True)
-            self._halves = self._own(self.heap.zeros((4, size), i64), is_words=True)
+            self._halves = self._own(self.heap.zeros((2, size), i64), is_words=True)
             self._begun = self._own(self.heap.zeros((2, size), u64), is_words=True)
             self._staging = self._own(self.heap.empty((2 * staging_bytes,), u8))
             self._arrived = self._own(self.heap.zeros((max(MOST_CHUNKS, self.programs) + 2, size), i64), is_words=True)

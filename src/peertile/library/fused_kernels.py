@@ -269,13 +269,13 @@ def wide_product(
 
 
 def send_by_halves(
-    a: T.Shared, gathered: T.Peer, halves: T.Peer, start: T.Tile, round: T.Tile, half: T.Tile, MR: int, MC: int,
-    MOVERS: int,
-) -> None:  # fmt: skip
+    a: T.Shared, gathered: T.Peer, halves: T.Peer, start: T.Tile, half: T.Tile, MR: int, MC: int, MOVERS: int
+) -> None:
     """This mover's rows of a, into the other rank's `gathered` from row `start` on: the first half * 4 tiles of
-    columns, and then the others. The mover that ends a half last says so, as of send_all_rows: rows 2 and 3 of `halves`
-    are the counts. Four tiles beside each other are under way, as of move_parts."""
+    columns, and then the others; `halves` counts there who has sent each. Four tiles beside each other are under way,
+    as of move_parts."""
     p, to = T.program_id(0), 1 - gathered.rank
+    words = halves.at(to).slice((0, 1 - to), (2, 1))
     rows, inner = a.shape
     share = T.cdiv(T.cdiv(rows, MR), MOVERS) * MR
     first = T.minimum(p * share, rows)
@@ -306,9 +306,7 @@ def send_by_halves(
                 y = here.load((ahead, j2), (MR, MC))
                 there.store((t, j3), z)
                 z = here.load((ahead, j3), (MR, MC))
-        ended = T.atom_add(halves.local, 1, (2 + h, to), order=T.acq_rel) + 1
-        if ended == round * MOVERS:
-            T.st(halves, round, (h, 1 - to), rank=to, order=T.release)
+        words.atomic_add((h, 0), T.full((1, 1), 1, T.i64), order=T.release)
 
 
 @kernel
@@ -319,11 +317,14 @@ def gather_gemm_wide(
 ) -> None:  # fmt: skip
     """As gather_gemm for two ranks of as many rows, in wide tiles: of b's columns, and of some more in `side` (see
     gemm.gemm_wide). MOVERS programs only move, half of the inner axis first: a tile of the other's rows, `rest`, is
-    begun when that has come, and waits for the other half in its middle."""
+    begun when that has come, and waits for the other half in its middle. `halves` [2, ranks] counts movers of all
+    calls.
+
+    Movers check before they send, and nobody else does, nor once more in the end: what may wait, and brings a word to
+    all threads, keeps the assembler from holding what the loops count in registers of the warp."""
     p = T.program_id(0)
     me = gathered.rank
-    last_epoch, last_sign = last_call(calls)
-    last_round = T.ld(calls.local, (p, 3), order=T.weak)
+    last_epoch, last_round = T.ld(calls.local, (p, 0), order=T.weak), T.ld(calls.local, (p, 3), order=T.weak)
     BM, BN = own.tile_shape
     BS = own_side.tile_shape[1]
     rows, inner = a.shape
@@ -332,9 +333,8 @@ def gather_gemm_wide(
     if p < MOVERS:
         e = last_epoch + 1
         greet(begun, e, sign)
-        if last_sign != sign:
-            check(begun, e, sign)
-        send_by_halves(a, gathered, halves, (e % 2 * 2 + me) * rows, last_round + 1, half, MR, MC, MOVERS)
+        check(begun, e, sign)
+        send_by_halves(a, gathered, halves, (e % 2 * 2 + me) * rows, half, MR, MC, MOVERS)
     for tile, more in zip(own.tiles(), own_side.tiles(), strict=False):
         m, n = tile.index
         left, right = T.zeros((BM, BN), T.f32), T.zeros((BM, BS), T.f32)
@@ -342,17 +342,16 @@ def gather_gemm_wide(
         tile.store(left.astype(own.dtype))
         more.store(right.astype(own.dtype))
     epoch, round = last_epoch + 1, last_round + 1
-    check_once(begun, epoch, sign)
     dealt = own.num_tiles()[0] * own.num_tiles()[1]
     others = gathered.local.slice(((epoch % 2 * 2 + 1 - me) * rows, 0), (rows, inner))
     end = last_tile(others, BM, BK)
     middle = T.minimum(half * (4 * MC // BK), steps)
-    T.wait_at_least(halves.local, round, (0, 1 - me))
+    T.wait_at_least(halves.local, round * MOVERS, (0, 1 - me))
     for tile, more in zip(rest.tiles(dealt=dealt), rest_side.tiles(dealt=dealt), strict=False):
         m, n = T.minimum(tile.index[0], end), tile.index[1]
         left, right = T.zeros((BM, BN), T.f32), T.zeros((BM, BS), T.f32)
         left, right = wide_product(others, b, side, m, n, 0, middle, left, right, BM, BN, BS, BK, STAGES)
-        T.wait_at_least(halves.local, round, (1, 1 - me))
+        T.wait_at_least(halves.local, round * MOVERS, (1, 1 - me))
         left, right = wide_product(others, b, side, m, n, middle, steps, left, right, BM, BN, BS, BK, STAGES)
         tile.store(left.astype(own.dtype))
         more.store(right.astype(own.dtype))
@@ -557,6 +556,19 @@ def compute_part(
         k += 1
 
 
+def with_part(
+    acc: T.Tile, box: T.View, landed: T.Peer, turn: T.Tile, mover: T.Tile, r: T.Tile, place: T.Tile, BM: int, PR: int,
+    PC: int,
+) -> T.Tile:  # fmt: skip
+    """acc and the part in a place of the inbox, once rank r's mover has brought what it has in this turn."""
+    T.wait_at_least(landed.local, turn, (mover, r))
+    last = T.maximum(box.num_tiles((PR, PC))[0] - 1, 0)
+    part = box.load((T.minimum(T.maximum(place, 0), last), 0), (PR, PC))
+    if PR != BM:
+        part = from_dealt(part)
+    return acc + part.astype(T.f32)
+
+
 @kernel
 def gemm_scatter_moved(
     out: T.Exclusive, a: T.Shared, b: T.Shared, begun: T.Peer, inbox: T.Peer, tiles: T.Peer, told: T.Peer,
@@ -592,8 +604,7 @@ def gemm_scatter_moved(
         move_parts(tiles, told, landed, starts, e, columns, share, BM, N, MOVERS, PIECE)
     spot = T.maximum(p - MOVERS, 0)
     box = inbox.local
-    places = box.num_tiles((PR, PC))[0]
-    each = places // (2 * N)
+    each = box.num_tiles((PR, PC))[0] // (2 * N)
     if N == 2 and EVEN:
         down = out.num_tiles()[0]
         words = told.local.slice((MOST_TURNS, spot // share), (MOST_TURNS, 1))
@@ -634,13 +645,12 @@ def gemm_scatter_moved(
         i, c = tile.index
         m = T.minimum(T.maximum(top + i, 0), end)
         acc = product(own, b, m, c, 0, steps, BM, BN, BK, STAGES, False)
-        for r in T.peers():
-            T.wait_at_least(landed.local, turn, (mover, r))
-            place = slot_of(epoch, (me + N - r) % N, N) * each + t
-            part = box.load((T.minimum(T.maximum(place, 0), T.maximum(places - 1, 0)), 0), (PR, PC))
-            if PR != BM:
-                part = from_dealt(part)
-            acc += part.astype(T.f32)
+        if N == 2:
+            acc = with_part(acc, box, landed, turn, mover, 1 - me, slot_of(epoch, T.i64(1), N) * each + t, BM, PR, PC)
+        else:
+            for r in T.peers():
+                place = slot_of(epoch, (me + N - r) % N, N) * each + t
+                acc = with_part(acc, box, landed, turn, mover, r, place, BM, PR, PC)
         tile.store(acc.astype(out.dtype))
         t += W
         turn += 1
