@@ -37,12 +37,14 @@ def one_word_for_each(group):
     with pt.SymmetricHeap(group, 1 << 16) as heap:
         x, words = heap.zeros((4,), pt.i64), heap.zeros((4,), pt.u32)
         found = None
-        if group.rank == 0:
-            out = pt.zeros((4,), pt.i64)
-            hear_all(x, words, out.partition(4)).sync()
+        out = pt.zeros((4,), pt.i64)
+        listens = group.rank == 0
+        op = hear_all(x, words, out.partition(4)) if listens else tell_owner.grid(1)(x, words, 10 * group.rank)
+        op.load()  # on a GPU that ranks share, nothing is loaded while a kernel waits
+        group.barrier("loaded")
+        op.sync()
+        if listens:
             found = out.numpy().tolist()
-        else:
-            tell_owner.grid(1)(x, words, 10 * group.rank).sync()
         group.barrier("read")
         return found
 

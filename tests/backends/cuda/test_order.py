@@ -280,6 +280,47 @@ def test_a_loop_orders_its_trips():
     assert "num_stages=1" in text
 
 
+@pytest.mark.parametrize("kind", [ops.For, ops.Loop])
+def test_a_loop_that_may_have_no_trip_orders_nothing(kind):
+    """What was stored in front of it is read behind it: the barriers inside are none where it is left at once."""
+    k = K("none", x=words(f32, Space.LOCAL), z=words(f32, Space.LOCAL), n=INDEX)
+    t = TileType(f32, (128,))
+    k.store(k.x, k.full(1.0, t), k.const(0))
+    body = Block([INDEX] if kind is ops.For else [])
+    with k.b.at(body):
+        if kind is ops.Loop:
+            leaves = k.v(ops.CompareOp, k.n, k.const(0), t=TileType(b1), fn=ops.Compare.EQ)
+            arms = Block(), Block()
+            with k.b.at(arms[0]):
+                k.op(ops.Break)
+            with k.b.at(arms[1]):
+                k.op(ops.Yield)
+            k.b.emit(ops.If, (leaves,), blocks=arms)
+        k.op(ops.Fence, scope=Scope.SYSTEM)
+        k.op(ops.Continue)
+    k.b.emit(kind, (k.const(0), k.n, k.const(1)) if kind is ops.For else (), (), (body,))
+    k.store(k.z, k.load(k.x, k.const(0), t=t), k.const(0))
+    text = lower_to_text(k.done())
+    behind = text[text.rindex("_fence_sys") :]
+    assert behind.count("tl.debug_barrier()") == 2  # of the fence, and in front of what is read
+    assert behind.rindex("tl.debug_barrier()") < behind.index("tl.load(")
+
+
+def test_what_a_pipelined_loop_loads_is_ordered_in_front_of_it():
+    k = K("ahead", x=words(f32, Space.LOCAL), z=words(f32, Space.LOCAL), n=INDEX)
+    t = TileType(f32, (128,))
+    k.store(k.x, k.full(1.0, t), k.const(0))
+    body = Block([INDEX])
+    with k.b.at(body):
+        k.store(k.z, k.load(k.x, body.args[0], t=t), body.args[0])
+        k.op(ops.Continue)
+    k.b.emit(ops.For, (k.const(0), k.n, k.const(1)), (), (body,), stages=4)
+    text = lower_to_text(k.done())
+    loop = text.index("num_stages=")
+    assert text.index("tl.debug_barrier()") < loop
+    assert "tl.debug_barrier()" not in text[loop : text.index("tl.load(", loop)]
+
+
 @pytest.mark.parametrize(
     ("rmw", "dtype", "arch", "message"),
     [
