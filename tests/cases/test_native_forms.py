@@ -128,8 +128,11 @@ def wait_two(c: T.Counter):
 def counting(group):
     with pt.SymmetricHeap(group, 1 << 16) as heap:
         c = heap.counter(slots=1)
+        own = (wait_two if group.rank == 0 else add_one).grid(1)
+        own(c).load()  # as above
+        group.barrier("loaded")
         for _ in range(3):
-            (wait_two if group.rank == 0 else add_one).grid(1)(c).sync()
+            own(c).sync()
         group.barrier("counted")
     return True
 
