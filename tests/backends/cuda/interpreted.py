@@ -294,8 +294,12 @@ def _asm(tl: Any, interpreter: Any) -> Any:
     failed: list[int] = []  # what registers hold between the checks of a program and its report
 
     def play(self: Any, text: str, constraints: str, values: list[Any], types: Any, pure: bool, pack: int) -> Any:
-        numbers = [int(v.data.reshape(-1)[0]) for v in values]
         handle = interpreter.TensorHandle
+        if text.strip().startswith("ex2.approx.ftz.f32"):
+            with np.errstate(over="ignore", under="ignore"):
+                power = np.exp2(values[0].data.astype(np.float32))
+            return _Result(handle(np.where(power < np.float32(2.0**-126), np.float32(0), power), tl.float32))
+        numbers = [int(v.data.reshape(-1)[0]) for v in values]
         nothing = _Result(handle(np.array([0], np.int32), tl.int32))
         if ".reg .b32 peertile_fault" in text:
             failed.clear()
