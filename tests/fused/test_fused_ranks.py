@@ -78,6 +78,27 @@ def test_two_ranks_may_gather_into_wide_tiles_by_halves_of_the_inner_axis(rows, 
     spawned(programs.gathered_product, 2, (rows,) * 2, inner, columns, "bf16", **options)
 
 
+def factors_that_lie_otherwise(group, wide):
+    """By rows on one rank, by columns on the other: both have to launch the same."""
+    with FusedProducts(group, staging_bytes=1 << 20, movers=2, workers=5, tile=(16, 64, 16)) as products:
+        products._wide = wide
+        parts = [programs.numbers((1, r), "f32", 32, 64) for r in range(group.size)]
+        b, exact = programs.numbers((2, group.rank), "f32", 64, 80)
+        if group.rank:
+            b = pt.asarray(np.ascontiguousarray(b.numpy().T)).permute(1, 0)
+        got = products.all_gather_matmul(parts[group.rank][0], b).sync().numpy()
+        programs.close(got, np.concatenate([p[1] for p in parts]) @ exact, "f32", 20.0)
+        return products._first_panel(pt.bf16, (1024, 1024), (8192, 5120), (128, 256))
+
+
+@pytest.mark.slow
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("wide", [False, True])
+def test_how_a_factor_lies_does_not_decide_what_is_launched(wide):
+    panels = pt.spawn(factors_that_lie_otherwise, 2, (wide,), model=pt.RankModel.THREADS, timeout_s=60)
+    assert panels == [4096 if wide else 0] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.gpus(3)
 @pytest.mark.feature("A2", "cpu")

@@ -68,7 +68,7 @@ def test_a_product_may_be_made_in_wide_tiles(monkeypatch, rng):
     wide = way.tile[1]
     a, b = factors(rng, 520, wide + 50, 48, pt.bf16)
     assert way.is_persistent
-    monkeypatch.setattr(products, "may_be_wide", lambda *_: True)
+    monkeypatch.setattr(products, "_may_be_wide", lambda *_: True)
     monkeypatch.setattr(products, "wide_columns", lambda *_: wide)
     out = pt.full((520, wide + 50), float("nan"), pt.bf16)
     right(matmul(a, b, out).sync(), a, b, BOUND["bf16"])

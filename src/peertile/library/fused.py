@@ -141,8 +141,8 @@ def worth_wide(rows: int, columns: int, inner: int, tile: tuple[int, int], progr
     is better made in wide tiles (products.py); 0 where not, or where the other's rows would not be there in time: the
     first half of them behind one's own, the second half another half tile later.
 
-    2048 x 10240 x 8192 takes an H200 that is its own peer 273 us so, 295 in plain tiles and halves of them, and cuBLAS
-    246 for the product alone.
+    2048 x 10240 x 8192 takes an H200 that is its own peer 268 us so, 290 in plain tiles and halves of them, and cuBLAS
+    241 for the product alone.
 
     >>> worth_wide(1024, 5120, 8192, (128, 256), 132), worth_wide(4096, 5120, 8192, (128, 256), 132)
     (4096, 0)
@@ -301,7 +301,7 @@ class FusedProducts(FusedBase):
         c = self._output(name, out, (total, b.shape[1]), a)
         self._check_staging(name, total * a.shape[1] * a.dtype.itemsize, "the gathered rows")
         bm, bn, bk, stages = self._tiles(a, max(shares), b.shape[1], a.shape[1])
-        columns = self._first_panel(a, b, shares, (bm, bn))
+        columns = self._first_panel(a.dtype, shares, b.shape, (bm, bn))
         if columns:
             wide = self._wide_gather(name, a, b, c, shares, (bm, bn, bk, stages), columns)
             return self._met(wide).map(lambda *_: c)
@@ -373,15 +373,21 @@ class FusedProducts(FusedBase):
         """Columns that a wide tile has beyond `width`."""
         return max(width // 4, LEAST_ON_GPU if self._on_gpu else 1)
 
-    def _first_panel(self, a: Tensor, b: Tensor, shares: tuple[int, ...], tile: tuple[int, int]) -> int:
-        """Columns of b in the first panel of an all-gather + product in wide tiles; 0 where others are better."""
-        if self.group.size != 2 or shares[0] != shares[1] or not a.nbytes or self.programs <= WIDE_MOVERS:
+    def _first_panel(
+        self, dtype: DType, shares: tuple[int, ...], factor: tuple[int, ...], tile: tuple[int, int]
+    ) -> int:
+        """Columns in the first panel of an all-gather + product with `factor` in wide tiles; 0 where others are better.
+        How a factor lies is each rank's own affair, so it must not decide this."""
+        if self.group.size != 2 or shares[0] != shares[1] or self.programs <= WIDE_MOVERS:
+            return 0
+        (inner, columns), rows = factor, shares[0]
+        if not rows * inner:
             return 0
         if self._wide is not None:
-            return first_panel(b.shape[1], tile[1], self._side(tile[1])) if self._wide else 0
-        if self.tile is not None or not may_be_wide(a, b, tile):
+            return first_panel(columns, tile[1], self._side(tile[1])) if self._wide else 0
+        if self.tile is not None or not may_be_wide(self.device.target, dtype, tile):
             return 0
-        return worth_wide(shares[0], b.shape[1], a.shape[1], tile, self.programs)
+        return worth_wide(rows, columns, inner, tile, self.programs)
 
     def _turns_sending(self, rows: int, bm: int, bn: int) -> float:
         """Tiles that a program computes while a few others send so many rows."""

@@ -29,6 +29,18 @@ def product(
     return acc
 
 
+def wide_product(
+    a: T.Shared, b: T.Shared, side: T.Shared, m: T.Tile, n: T.Tile, first: T.Tile | int, stop: T.Tile, left: T.Tile,
+    right: T.Tile, BM: int, BN: int, BS: int, BK: int, STAGES: int,
+) -> tuple[T.Tile, T.Tile]:  # fmt: skip
+    """Tile (m, n) of a @ b and of a @ side over a part of the inner axis, added to what there was."""
+    for k in T.range(first, stop, stages=STAGES):
+        rows = a.load((m, k), (BM, BK))
+        left = T.mma(rows, b.load((k, n), (BK, BN)), left)
+        right = T.mma(rows, side.load((k, n), (BK, BS)), right)
+    return left, right
+
+
 @kernel
 def gemm(
     c: T.Exclusive, a: T.Shared, b: T.Shared, BK: T.Const[int] = 64, STAGES: T.Const[int] = 3,
@@ -84,12 +96,9 @@ def gemm_wide(
         m, n = tile.index
         BM, BN = tile.tile_shape
         BS = more.tile_shape[1]
-        left = T.zeros((BM, BN), T.f32)
-        right = T.zeros((BM, BS), T.f32)
-        for k in T.range(a.num_tiles((BM, BK))[1], stages=STAGES):
-            rows = a.load((m, k), (BM, BK))
-            left = T.mma(rows, b.load((k, n), (BK, BN)), left)
-            right = T.mma(rows, side.load((k, n), (BK, BS)), right)
+        left, right = T.zeros((BM, BN), T.f32), T.zeros((BM, BS), T.f32)
+        steps = a.num_tiles((BM, BK))[1]
+        left, right = wide_product(a, b, side, m, n, 0, steps, left, right, BM, BN, BS, BK, STAGES)
         tile.store(left.astype(c.dtype))
         more.store(right.astype(edge.dtype))
 

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from peertile.dtypes import f32
+from peertile.dtypes import DType, f32
 from peertile.errors import ArgumentError
 from peertile.ir.ops import Precision
 from peertile.library import gemm
@@ -200,7 +200,7 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
         on_gpu = c.device.driver.kind is DriverKind.CUDA
         together = rows_together(way.tile, programs) if on_gpu and a.dtype.itemsize == 2 else FEW_ROWS
         tail = tail_rows(m, n, way.tile, programs) if on_gpu and way.tile[1] >= 256 else 0
-        wide = wide_columns(m, n, a.shape[1], way.tile, programs) if may_be_wide(a, b, way.tile) else 0
+        wide = wide_columns(m, n, a.shape[1], way.tile, programs) if _may_be_wide(a, b, way) else 0
         if wide:
             panels = [
                 part.partition((way.tile[0], width)).persistent(programs=programs, swizzle=together)
@@ -221,10 +221,15 @@ def _launched(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any])
     return op.map(lambda *_: c)
 
 
-def may_be_wide(a: Tensor, b: Tensor, tile: tuple[int, int]) -> bool:
-    """Whether wide tiles were measured for such factors, of 16 bits and both by rows, in place of such tiles."""
+def may_be_wide(target: str | None, dtype: DType, tile: tuple[int, int]) -> bool:
+    """Whether wide tiles were measured there, for such factors and in place of such tiles."""
+    return target == "sm_90" and dtype.itemsize == 2 and tile == (128, 256)
+
+
+def _may_be_wide(a: Tensor, b: Tensor, way: Way) -> bool:
+    """As may_be_wide, of factors that lie by rows, both."""
     by_rows = a.strides[1] == b.strides[1] == 1
-    return a.device.target == "sm_90" and a.dtype.itemsize == 2 and by_rows and tile == (128, 256)
+    return by_rows and may_be_wide(a.device.target, a.dtype, way.tile)
 
 
 def _with_columns(a: Tensor, b: Tensor, c: Tensor, way: Way, consts: dict[str, Any]) -> DeviceOp[Tensor]:
